@@ -1,0 +1,1 @@
+"""`tq-bench`: what the service costs, beside the copy that nobody can avoid."""

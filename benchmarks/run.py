@@ -1,0 +1,98 @@
+"""`tq-bench run`: put and get of each workload, interleaved with plain copies of the same bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich.progress import Progress
+
+from benchmarks.machine import Usage
+from benchmarks.statistics import Spread
+from benchmarks.workers import Worker, consumer, producer
+from tqserver.local import LocalCluster
+
+OPERATIONS = ("copy to shared memory", "put", "copy to private memory", "get", "get copy=False")
+FLOOR_OF = {"put": OPERATIONS[0], "get": OPERATIONS[2], "get copy=False": OPERATIONS[2]}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One workload's figures.
+
+    Attributes:
+        workload: its name.
+        size_bytes: payload bytes of one batch.
+        cold_ms: the first call of each operation, when pages and connections were new.
+        warm: of each operation, the later calls.
+        processes: what each has used by the end.
+    """
+
+    workload: str
+    size_bytes: int
+    cold_ms: dict[str, float]
+    warm: dict[str, Spread]
+    processes: dict[str, Usage]
+
+    def ratio(self, operation: str) -> float:
+        """Of the operation's median to the plain copy's."""
+        return self.warm[operation].median_ms / self.warm[FLOOR_OF[operation]].median_ms
+
+
+def run(names: list[str], *, repeats: int, seed: int, transport: str, arena: str) -> list[Result]:
+    """Measures workloads one after the other, each on a cluster of its own.
+
+    Args:
+        names: keys of `workloads.WORKLOADS`.
+        repeats: warm rounds; each round runs every operation once, in turn.
+        seed: of the workloads.
+        transport: as in `tq.connect`.
+        arena: of the storage node.
+    """
+    results = []
+    with Progress(transient=True) as progress:
+        for name in names:
+            bar = progress.add_task(name, total=repeats + WARM_UP)
+            results.append(_measure(name, repeats, seed, transport, arena, lambda bar=bar: progress.advance(bar)))
+    return results
+
+
+WARM_UP = 3
+"""Rounds before the warm ones: the first is reported as cold, the others let the background prefault finish."""
+
+
+def _measure(name: str, repeats: int, seed: int, transport: str, arena: str, tick: Any) -> Result:
+    with LocalCluster(storage_nodes=1, arena=arena) as cluster:
+        partition = f"bench/{name}"
+        source = Worker(producer, cluster.address, transport, partition, name, seed)
+        size = source.call("size")
+        target = Worker(consumer, cluster.address, transport, partition, size)
+        try:
+            rounds = []
+            for _ in range(WARM_UP + repeats):
+                rounds.append(_round(source, target))
+                tick()
+            processes = {
+                "producer": source.usage(),
+                "consumer": target.usage(),
+                "tq-storage": Usage.of(cluster.storage[0].pid),
+                "tq-controller": Usage.of(cluster.controller.pid),
+            }
+        finally:
+            target.stop()
+            source.stop()
+    warm = {operation: Spread.of([times[operation] for times in rounds[WARM_UP:]]) for operation in OPERATIONS}
+    return Result(name, size, {key: value * 1e3 for key, value in rounds[0].items()}, warm, processes)
+
+
+def _round(source: Worker, target: Worker) -> dict[str, float]:
+    times = {OPERATIONS[0]: source.call("floor")}
+    times["put"], ids = source.call("put")
+    times[OPERATIONS[2]] = target.call("floor")
+    times["get"] = target.call("get", ids, True)
+    times["get copy=False"] = target.call("get", ids, False)
+    # Outside of every timed region: the bytes that came back are the bytes that went in.
+    if target.call("digest", ids) != source.call("digest"):
+        raise RuntimeError("what was read differs from what was put")
+    source.call("clear", ids)
+    return times

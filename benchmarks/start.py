@@ -1,0 +1,52 @@
+"""`tq-bench start`: how soon the daemons serve."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.statistics import Spread
+
+DAEMONS = ("tq-controller", "tq-storage")
+_MODULES = {"tq-controller": "tqserver.controller.main", "tq-storage": "tqserver.storage.main"}
+
+
+def run(*, repeats: int, arena: str) -> dict[str, Spread]:
+    """Starts each daemon anew, in turn, and times it until it says that it serves.
+
+    Args:
+        repeats: starts of each.
+        arena: of the storage node; made anew at each start.
+
+    Returns:
+        Daemon → times from the start of its process to its serving line.
+    """
+    times: dict[str, list[float]] = {daemon: [] for daemon in DAEMONS}
+    for _ in range(repeats):
+        for daemon in DAEMONS:
+            with tempfile.TemporaryDirectory(prefix="tq-bench-") as directory:
+                times[daemon].append(_time(daemon, Path(directory), arena))
+    return {daemon: Spread.of(values) for daemon, values in times.items()}
+
+
+def _time(daemon: str, directory: Path, arena: str) -> float:
+    flags = ["--listen", "127.0.0.1:0", "--log-level", "error"]
+    if daemon == "tq-controller":
+        flags += ["--data-dir", str(directory)]
+    else:
+        name = directory.name
+        flags += ["--name", name, "--arena-bytes", arena, "--unlink-on-exit"]
+    start = time.perf_counter()
+    with subprocess.Popen([sys.executable, "-m", _MODULES[daemon], *flags], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            elapsed = time.perf_counter() - start
+        finally:
+            process.terminate()
+    if b'"serving"' not in line:
+        raise RuntimeError(f"{daemon} did not start; its log is above")
+    return elapsed

@@ -1,0 +1,1 @@
+"""Programs that show the data plane at work."""

@@ -1,0 +1,1 @@
+"""Asynchronous GRPO on sums of two digits; `make demo` runs it."""

@@ -1,0 +1,113 @@
+"""What this process holds, before and after a test: descriptors, threads, children, shared memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.harness.supervisor import POLL_SECONDS
+
+SHM: Final = Path("/dev/shm")
+GRACE_SECONDS: Final = 5.0
+"""Threads and sockets that were told to end may take so long."""
+# gRPC keeps its poller for the life of the process; an event loop that leaks shows up by its sockets.
+_SHARED_DESCRIPTORS: Final = ("anon_inode:[eventpoll]", "anon_inode:[eventfd]", "/dev/null", "/dev/urandom", "/proc/")
+
+_CLUSTER_FILE: Final = re.compile(r"tq-local-(\d+)-")  # of `LocalCluster`: the pid that made it
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What a process holds.
+
+    Attributes:
+        descriptors: (number, what it is open on).
+        threads: Python's, by (ident, name).
+        children: pids.
+        mappings: lines of shared mappings of files in /dev/shm.
+        shm_files: names; without those of a cluster that another process runs, whose affair they are.
+    """
+
+    descriptors: frozenset[tuple[int, str]]
+    threads: frozenset[tuple[int | None, str]]
+    children: frozenset[int]
+    mappings: frozenset[str]
+    shm_files: frozenset[str]
+
+    @classmethod
+    def now(cls) -> Holdings:
+        """Counts."""
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        return cls(
+            descriptors=frozenset(_descriptors()),
+            threads=frozenset((thread.ident, thread.name) for thread in threading.enumerate()),
+            children=frozenset(_children()),
+            mappings=frozenset(line.split(maxsplit=1)[0] for line in lines if f" {SHM}/" in line),
+            shm_files=frozenset(name for name in os.listdir(SHM) if not _is_foreign(name)),
+        )
+
+    def leaked_since(self, before: Holdings) -> list[str]:
+        """Describes what is held now and was not before; of files in /dev/shm, those that no process uses."""
+        leaks = [f"descriptor {number}: {target}" for number, target in self.descriptors - before.descriptors]
+        leaks += [f"thread {name}" for _, name in self.threads - before.threads]
+        leaks += [f"child process {pid}" for pid in self.children - before.children]
+        leaks += [f"mapping {line}" for line in self.mappings - before.mappings]
+        new_files = self.shm_files - before.shm_files
+        if new_files:
+            used = _shm_files_in_use()
+            leaks += [f"file {SHM}/{name}" for name in sorted(new_files - used)]
+        return leaks
+
+
+@contextmanager
+def leaks_nothing() -> Iterator[None]:
+    """Fails when its block leaves behind what was not there before."""
+    before = Holdings.now()
+    yield
+    deadline = time.monotonic() + GRACE_SECONDS
+    while leaks := Holdings.now().leaked_since(before):
+        gc.collect()
+        if time.monotonic() >= deadline:
+            raise AssertionError("left behind:\n  " + "\n  ".join(leaks))
+        time.sleep(POLL_SECONDS)
+
+
+def _is_foreign(shm_file: str) -> bool:
+    maker = _CLUSTER_FILE.match(shm_file)
+    return maker is not None and int(maker[1]) != os.getpid() and Path(f"/proc/{maker[1]}").exists()
+
+
+def _descriptors() -> Iterator[tuple[int, str]]:
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the one that listed the folder
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if not target.startswith(_SHARED_DESCRIPTORS):
+                yield int(name), target
+
+
+def _children() -> Iterator[int]:
+    for task in os.listdir("/proc/self/task"):
+        with suppress(FileNotFoundError):  # the thread has ended
+            yield from map(int, Path(f"/proc/self/task/{task}/children").read_text().split())
+
+
+def _shm_files_in_use() -> set[str]:
+    """Names of files in /dev/shm that some process of this machine has open or mapped."""
+    used: set[str] = set()
+    prefix = f"{SHM}/"
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):  # it has ended, or is another user's
+            for number in os.listdir(f"/proc/{process}/fd"):
+                with suppress(OSError):
+                    used.add(os.readlink(f"/proc/{process}/fd/{number}").removeprefix(prefix))
+            for line in Path(f"/proc/{process}/maps").read_text().splitlines():
+                used.add(line.partition(prefix)[2])
+    return used

@@ -1,0 +1,117 @@
+"""What a client does when a daemon goes away and comes back."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+import tqclient as tq
+from tests.harness.supervisor import Supervisor, wait_until
+from tqserver.local import LocalCluster
+
+CONSUMER = """
+import signal, sys
+import tqclient as tq
+client = tq.connect(sys.argv[1])
+batch = client.partition("part").consumer("actor").claim(2, timeout=10)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_calls_go_on_over_restarts_of_both_daemons(transport: str) -> None:
+    with (
+        LocalCluster(storage_nodes=1, arena="64MiB") as cluster,
+        tq.connect(cluster.address, transport=transport, timeout=20) as client,
+    ):
+        part = client.create_partition("part")
+        first = part.put({"x": torch.arange(3)}, keys=["a", "b", "c"])
+        held = part.consumer("actor").claim(1, timeout=5)
+        for daemon in (cluster.controller, cluster.storage[0]):
+            daemon.kill()
+            got: list[Any] = []
+            waiting = threading.Thread(target=lambda: got.append(part.put({"x": torch.arange(2)})))  # noqa: B023
+            waiting.start()
+            daemon.restart()
+            waiting.join(20)
+            assert part.get(got[0])["x"].tolist() == [0, 1]
+            assert part.get(first)["x"].tolist() == [0, 1, 2]
+        held.ack()
+        assert part.describe().counts["actor"]["consumed"] == 1
+        assert part.describe().samples == 7
+
+
+def test_a_call_ends_at_its_deadline_while_the_controller_is_away() -> None:
+    with LocalCluster(storage_nodes=1, arena="64MiB") as cluster:
+        client = tq.connect(cluster.address, timeout=0.5)
+        part = client.create_partition("part")
+        cluster.controller.kill()
+        for call in (part.describe, lambda: part.put({"x": torch.arange(1)}), part.consumer("actor").dead):
+            with pytest.raises(tq.Unavailable, match="controller"):
+                call()
+        client.close()
+        cluster.controller.restart()
+
+
+def test_the_batch_of_a_killed_consumer_is_delivered_again(supervisor: Supervisor) -> None:
+    with (
+        LocalCluster(storage_nodes=1, arena="64MiB", session_lease=1.0) as cluster,
+        tq.connect(cluster.address, timeout=10) as client,
+    ):
+        part = client.create_partition("part", lease=1.0)
+        ids = part.put({"x": torch.arange(2)})
+        consumer = supervisor.python(CONSUMER, cluster.address, name="consumer")
+        wait_until(lambda: part.describe().counts.get("actor", {}).get("leased") == 2, timeout=30, what="a claim")
+        consumer.kill()
+        batch = part.consumer("actor").claim(2, timeout=3)
+        assert batch.ids.tolist() == ids.tolist()
+        assert batch.attempts.tolist() == [2, 2]
+        batch.ack()
+
+
+def test_nothing_is_lost_or_acked_twice_while_daemons_are_killed() -> None:
+    """Producers and consumers in threads; the ledger is what they were told."""
+    put_ids: list[int] = []
+    acked: list[int] = []
+    stopped = threading.Event()
+
+    def produce(part: tq.Partition, number: int) -> None:
+        turn = 0
+        while not stopped.wait(0.01):
+            values = {"x": torch.full((4,), number), "y": [torch.arange(turn % 7)] * 4}
+            put_ids.extend(part.put(values, keys=[f"{number}-{turn}-{row}" for row in range(4)]).tolist())
+            turn += 1
+
+    def consume(part: tq.Partition) -> None:
+        for batch in part.consumer("actor", fields=["x", "y"]).batches(4):
+            assert len(batch.list("y")) == batch.rows
+            batch.ack()
+            acked.extend(batch.ids.tolist())
+
+    with (
+        LocalCluster(storage_nodes=1, arena="64MiB") as cluster,
+        tq.connect(cluster.address, timeout=20) as client,
+        tq.connect(cluster.address, transport="grpc", timeout=20) as other,
+    ):
+        client.create_partition("part")
+        parts = [client.partition("part"), other.partition("part")]
+        producers = [threading.Thread(target=produce, args=(part, number)) for number, part in enumerate(parts)]
+        consumers = [threading.Thread(target=consume, args=(part,)) for part in parts]
+        for thread in [*producers, *consumers]:
+            thread.start()
+        for daemon in (cluster.controller, cluster.storage[0], cluster.controller):
+            before = len(acked)
+            wait_until(lambda: len(acked) >= before + 40, timeout=20, what="forty more samples")  # noqa: B023
+            daemon.kill()
+            daemon.restart()
+        stopped.set()
+        for thread in producers:
+            thread.join(30)
+        parts[0].seal()
+        for thread in consumers:
+            thread.join(30)
+        assert sorted(acked) == sorted(put_ids)
+        assert len(set(acked)) == len(acked)

@@ -1,0 +1,177 @@
+"""A real controller that is killed, stopped, locked out, damaged or out of disk, and what its next start finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.harness import wait_until
+from tests.process.controller_daemon import Controller, daemon, ids_of, rows_of
+from tqclient import errors
+from tqclient.wire.v1 import controller_pb2 as pb
+from tqserver.failpoints import EXIT_STATUS, POINTS
+
+__all__ = ["daemon"]
+
+
+def test_what_was_answered_survives_kill_9_and_retries_get_the_same_reply(daemon: Controller) -> None:
+    first = daemon.start()
+    assert (first["pid"], first["epoch"]) == (daemon.child.pid, 1)
+    node, client = daemon.node(), daemon.client()
+    part = client.create()
+    put = client.commit_request(part, 3)
+    ids = ids_of(client.call("Commit", put).ids)
+    take = client.claim_request(part, 2)
+    claim = client.call("Claim", take)
+    daemon.child.kill()
+    assert daemon.start()["epoch"] == 2
+    assert ids_of(client.call("Commit", put).ids) == ids
+    again = client.call("Claim", take)
+    assert (again.claim_id, again.rows.ids) == (claim.claim_id, claim.rows.ids)
+    assert again.rows.blocks[0].directory  # the new process has sent none yet
+    assert client.call("Heartbeat", pb.HeartbeatRequest(session=client.session)).epoch == 2
+    client.settle(claim.claim_id)
+    assert client.counts(part) == {"pending": 0, "ready": 1, "leased": 0, "consumed": 2, "dropped": 0}
+    node.close()
+
+
+def test_state_comes_back_from_a_snapshot(daemon: Controller) -> None:
+    daemon.start("--snapshot-records", "5")
+    client = daemon.client()
+    for number in range(23):
+        client.create(f"p{number}")
+    wait_until(lambda: list(daemon.data_dir.glob("snapshot-*[0-9]")), timeout=5, what="a snapshot")
+    daemon.child.kill()
+    daemon.start()
+    listed = client.call("ListPartitions", pb.ListPartitionsRequest(prefix="p")).partitions
+    assert len(listed) == 23
+    assert len(list(daemon.data_dir.glob("snapshot-*"))) == 1
+
+
+@pytest.mark.parametrize("point", [point for point in POINTS if not point.startswith("snapshot")])
+def test_a_crash_at_any_point_leaves_a_retry_with_one_effect(daemon: Controller, point: str) -> None:
+    daemon.start()
+    client = daemon.client()
+    daemon.child.kill()
+    daemon.start(env={"TQ_FAILPOINT": f"{point}:exit:2"})  # the first pass is the start's own
+    request = pb.CreatePartitionRequest(mutation=client.mutation(), name="once")
+    with pytest.raises(errors.Unavailable):
+        client.call("CreatePartition", request, timeout=5)
+    assert daemon.child.wait(timeout=5) == EXIT_STATUS
+    daemon.start()
+    created = client.call("CreatePartition", request).partition
+    assert client.call("CreatePartition", request).partition == created
+    assert [each.name for each in client.call("ListPartitions", pb.ListPartitionsRequest()).partitions] == ["once"]
+
+
+@pytest.mark.parametrize("point", [point for point in POINTS if point.startswith("snapshot")])
+def test_a_crash_within_a_snapshot_loses_nothing(daemon: Controller, point: str) -> None:
+    daemon.start()
+    client = daemon.client()
+    names = [f"p{number}" for number in range(6)]
+    for name in names:
+        client.create(name)
+    daemon.child.kill()
+    daemon.spawn("--snapshot-records", "1", env={"TQ_FAILPOINT": f"{point}:exit"})
+    assert daemon.child.wait(timeout=10) == EXIT_STATUS
+    daemon.start()
+    listed = client.call("ListPartitions", pb.ListPartitionsRequest()).partitions
+    assert [each.name for each in listed] == names
+
+
+def test_an_fsync_that_fails_ends_the_process_within_a_second_and_nothing_is_answered(daemon: Controller) -> None:
+    daemon.start(env={"TQ_FAILPOINT": "journal-commit:EIO:3"})  # after the start's and the session's
+    client = daemon.client()
+    begin = time.monotonic()
+    with pytest.raises(errors.Unavailable):
+        client.create("lost")
+    assert daemon.child.wait(timeout=1) == 4
+    assert time.monotonic() - begin < 1.0
+    assert "rather than guess" in daemon.child.stderr
+    daemon.start()
+    assert not client.call("ListPartitions", pb.ListPartitionsRequest()).partitions
+
+
+def test_a_full_disk_refuses_mutations_serves_reads_and_recovers(daemon: Controller) -> None:
+    daemon.start(env={"TQ_FAILPOINT": "journal-commit:ENOSPC:4"})
+    client = daemon.client()
+    client.create("before")
+    request = pb.CreatePartitionRequest(mutation=client.mutation(), name="after")
+    with pytest.raises(errors.StorageFull, match="nothing was changed"):
+        client.call("CreatePartition", request)
+    listed = client.call("ListPartitions", pb.ListPartitionsRequest()).partitions
+    assert [each.name for each in listed] == ["before"]
+    assert client.call("CreatePartition", request).partition.name == "after"
+
+
+def test_sigterm_answers_who_waits_and_exits_0(daemon: Controller) -> None:
+    daemon.start()
+    client, node = daemon.client(), daemon.node()
+    part = client.create()
+    waiting = client.stub.Claim.future(client.claim_request(part, 1, wait_ms=30_000), timeout=30)
+    wait_until(
+        lambda: client.call("DescribeCluster", pb.DescribeClusterRequest()).waiting_claims == 1,
+        timeout=5,
+        what="the claim waits",
+    )
+    begin = time.monotonic()
+    daemon.child.terminate()
+    assert "shutting down" in str(waiting.exception())
+    assert daemon.child.wait(timeout=10) == 0
+    assert time.monotonic() - begin < 5
+    assert daemon.child.stdout.count("\n") == 1
+    assert all(json.loads(line)["level"] == "info" for line in daemon.child.stderr.splitlines())
+    node.close()
+
+
+def test_two_controllers_never_share_a_data_directory(daemon: Controller) -> None:
+    daemon.start()
+    running, daemon.address = daemon.child, ""
+    assert daemon.spawn().wait(timeout=10) == 1
+    assert "another tq-controller" in daemon.child.stderr
+    assert running.running
+    assert oct(daemon.data_dir.stat().st_mode & 0o777) == "0o700"
+
+
+def test_a_journal_older_than_what_a_node_has_seen_is_refused(daemon: Controller) -> None:
+    daemon.start()
+    node = daemon.node(seen=1_000_000)
+    with pytest.raises(errors.UnsupportedVersion, match="restored from an older file"):
+        node.next_order()
+    assert daemon.child.wait(timeout=10) == 3
+    node.close()
+    daemon.start("--accept-data-loss")
+    node = daemon.node(seen=1_000_000)
+    assert rows_of(node.next_order().sync.extents) == []
+    node.close()
+
+
+def test_a_damaged_journal_is_refused_by_name(daemon: Controller) -> None:
+    daemon.start()
+    client = daemon.client()
+    for number in range(4):
+        client.create(f"p{number}")
+    daemon.child.kill()
+    log = daemon.data_dir / "journal.db-wal"
+    damaged = bytearray(log.read_bytes())
+    damaged[32 + 24 + 100] ^= 1
+    log.write_bytes(damaged)
+    assert daemon.spawn().wait(timeout=10) == 1
+    assert "journal.db-wal" in daemon.child.stderr
+    assert "--accept-data-loss" in daemon.child.stderr
+
+
+def test_it_serves_within_a_second_without_torch(daemon: Controller, tmp_path: Path) -> None:
+    begin = time.monotonic()
+    daemon.start(env={"PYTHONPROFILEIMPORTTIME": "1"})
+    took = time.monotonic() - begin
+    assert took < 2.0  # 1 s alone on its machine; tests share it
+    assert "tqserver.controller.core" in daemon.child.stderr
+    assert " torch" not in daemon.child.stderr
+    os.kill(daemon.child.pid, signal.SIGINT)
+    assert daemon.child.wait(timeout=10) == 0

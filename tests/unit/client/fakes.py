@@ -1,0 +1,361 @@
+"""A service in one object: plays controller, storage node and driver for operations, with faults on demand."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tqclient.codec import allocate
+from tqclient.errors import (
+    ClaimTimeout,
+    DuplicateKey,
+    LeaseExpired,
+    PartitionNotFound,
+    SampleNotFound,
+    StorageFull,
+    TQError,
+    Unavailable,
+)
+from tqclient.operations.effects import CONTROLLER, Call, Operation, Sleep, Work
+from tqclient.state import ClientState
+from tqclient.transport.base import Place
+from tqclient.wire.packing import I64, U8, U32, U64, pack_array, pack_blobs, unpack_array, unpack_strings
+from tqclient.wire.v1 import common_pb2, storage_pb2
+from tqclient.wire.v1 import controller_pb2 as pb
+
+T = TypeVar("T")
+ARENA_BYTES = 1 << 20
+LEASE_MS = 10_000
+
+
+class Clock:
+    """Moves when an operation sleeps, and when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Fault:
+    """What happens to one call: an error before it is carried out, or after (its reply is lost)."""
+
+    error: BaseException
+    reply_lost: bool = False
+    before: Callable[[], None] | None = None
+
+
+@dataclass
+class Sample:
+    key: str
+    fields: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+class FakeFetched:
+    def __init__(self, source: NDArray[np.uint8], extent: common_pb2.Extent, ranges: NDArray[np.uint64]) -> None:
+        self._source, self._extent, self._ranges = source, extent, ranges.tolist()
+        self.closed = False
+
+    def view(self, offset: int, length: int) -> NDArray[np.uint8]:
+        assert any(start <= offset and offset + length <= start + size for start, size in self._ranges)
+        begin = self._extent.offset + offset
+        view = self._source[begin : begin + length]
+        view.flags.writeable = False
+        return view
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeTransport:
+    """Writes to and reads from the fake's arena."""
+
+    name, reason, mapped = "shm", "a fake", True
+
+    def __init__(self, service: FakeService) -> None:
+        self._service = service
+        self.arena = service.node.arena
+        self.sessions: list[int] = []
+        self.fetched: list[FakeFetched] = []
+
+    def session_opened(self, session: int) -> None:
+        self.sessions.append(session)
+
+    def session_closed(self, session: int) -> None:
+        self.sessions = [each for each in self.sessions if each != session]
+
+    @contextmanager
+    def write(self, place: Place, *, session: int, timeout: float | None) -> Iterator[NDArray[np.uint8]]:
+        self._service.take_fault("write")
+        assert session in self.sessions
+        yield self._service.memory[place.offset : place.offset + place.length]
+
+    def read(self, extent: common_pb2.Extent, ranges: NDArray[np.uint64], *, timeout: float | None) -> FakeFetched:
+        self._service.take_fault("read")
+        fetched = FakeFetched(self._service.memory, extent, ranges)
+        self.fetched.append(fetched)
+        return fetched
+
+    def close(self) -> None:
+        pass
+
+
+class FakeService:
+    """One controller and one node of `ARENA_BYTES`; mutations are deduplicated as the real one does it."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.memory = allocate(ARENA_BYTES)
+        self.node = pb.Node(name="n0", address="node:1", arena=7, incarnation=1, attached=True)
+        self.node.capacity_bytes = ARENA_BYTES
+        self.calls: list[tuple[str, Any]] = []
+        self.faults: dict[str, list[Fault]] = defaultdict(list)
+        self.sleeps: list[float] = []
+        self.sessions: set[int] = set()
+        self.samples: dict[int, Sample] = {}
+        self.blocks: dict[int, pb.BlockWrite] = {}
+        self.forms: dict[str, bytes] = {}
+        self.claims: dict[int, list[int]] = {}
+        self.leased: set[int] = set()
+        self.consumed: list[int] = []
+        self.free_offset = 0
+        self.sent_directories: set[int] = set()
+        self.pins: set[int] = set()
+        self.full = False
+        self.longest_bytes = ARENA_BYTES
+        self.topology_version = 0
+        self.windows: dict[int, tuple[int, int]] = {}
+        self._sessions_made = 0
+        self._replies: dict[int, Any] = {}
+        self.transport = FakeTransport(self)
+        self.state = ClientState(
+            "fake:7700", 30.0, lambda *_: self.transport, allocate, clock=self.clock, rng=random.Random(1)
+        )
+
+    # Driving.
+
+    def run(self, operation: Operation[T]) -> T:
+        """Runs an operation to its end, as a driver does."""
+        try:
+            effect = next(operation)
+            while True:
+                try:
+                    reply = self.perform(effect)
+                except BaseException as error:
+                    effect = operation.throw(error)
+                else:
+                    effect = operation.send(reply)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    def perform(self, effect: Any) -> Any:
+        """Carries one effect out."""
+        if isinstance(effect, Sleep):
+            self.sleeps.append(effect.seconds)
+            self.clock.now += effect.seconds
+            return None
+        if isinstance(effect, Work):
+            return effect.run()
+        assert isinstance(effect, Call)
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", effect.method).lower()
+        of_controller = getattr(self, f"on_{name}", None)
+        assert effect.target == (CONTROLLER if of_controller else self.node.address)
+        request = type(effect.request)()
+        request.CopyFrom(effect.request)
+        self.calls.append((effect.method, request))
+        if effect.timeout <= 0:
+            raise Unavailable(f"{effect.method}: no time left")
+        fault = self.faults[effect.method].pop(0) if self.faults[effect.method] else None
+        if fault is not None and fault.before is not None:
+            fault.before()
+        if fault is not None and not fault.reply_lost:
+            raise fault.error
+        reply = self._once(request, of_controller or getattr(self, f"node_{name}"))
+        if fault is not None:
+            raise fault.error
+        return reply
+
+    def _once(self, request: Any, handler: Callable[[Any], Any]) -> Any:
+        if "mutation" not in request.DESCRIPTOR.fields_by_name:
+            return handler(request)
+        mutation = request.mutation
+        if mutation.request in self._replies:
+            return self._replies[mutation.request]
+        if mutation.session and mutation.session not in self.sessions:
+            raise LeaseExpired(f"session {mutation.session} has ended")
+        reply = self._replies[mutation.request] = handler(request)
+        return reply
+
+    def fault(self, method: str, error: BaseException, *, reply_lost: bool = False, before: Any = None) -> None:
+        """Lets the next call of a method (or the next `write` or `read`) fail."""
+        self.faults[method].append(Fault(error, reply_lost, before))
+
+    def take_fault(self, name: str) -> None:
+        if self.faults[name]:
+            fault = self.faults[name].pop(0)
+            if fault.before is not None:
+                fault.before()
+            raise fault.error
+
+    def count(self, method: str) -> int:
+        """How often a method was called."""
+        return sum(name == method for name, _ in self.calls)
+
+    def end_sessions(self) -> None:
+        """Ends every session, as a missed lease does."""
+        self.sessions.clear()
+        self.sent_directories.clear()
+
+    # The controller.
+
+    def on_open_session(self, request: pb.OpenSessionRequest) -> pb.OpenSessionReply:
+        self._sessions_made += 1
+        self.sessions.add(self._sessions_made)
+        return pb.OpenSessionReply(session=self._sessions_made, lease_ms=LEASE_MS, epoch=1, nodes=[self.node])
+
+    def on_heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatReply:
+        if request.session not in self.sessions:
+            raise LeaseExpired("the session has ended")
+        self.pins -= set(unpack_array(request.dropped_pins, U64, what="pins").tolist())
+        return pb.HeartbeatReply(epoch=1, lease_ms=LEASE_MS, topology_version=self.topology_version)
+
+    def on_close_session(self, request: pb.CloseSessionRequest) -> pb.CloseSessionReply:
+        self.sessions.discard(request.mutation.session)
+        return pb.CloseSessionReply()
+
+    def on_describe_cluster(self, request: pb.DescribeClusterRequest) -> pb.DescribeClusterReply:
+        return pb.DescribeClusterReply(epoch=1, nodes=[self.node], topology_version=self.topology_version)
+
+    def on_create_partition(self, request: pb.CreatePartitionRequest) -> pb.PartitionReply:
+        return pb.PartitionReply(partition=self._partition(request.name))
+
+    def on_describe_partition(self, request: pb.DescribePartitionRequest) -> pb.PartitionReply:
+        if request.name == "missing":
+            raise PartitionNotFound("partition 'missing' does not exist")
+        return pb.PartitionReply(partition=self._partition(request.name))
+
+    def _partition(self, name: str) -> pb.Partition:
+        return pb.Partition(partition_id=1, name=name, version=-1, fields=self._fields(self.forms))
+
+    def _fields(self, names: Any) -> list[pb.Field]:
+        return [pb.Field(name=name, form=self.forms[name]) for name in names]
+
+    def on_commit(self, request: pb.CommitRequest) -> pb.CommitReply:
+        keys = unpack_strings(request.keys, what="keys") if request.HasField("keys") else [""] * request.rows
+        skip = unpack_array(request.skip, U8, what="skip").tolist() or [0] * request.rows
+        existing = {sample.key: sample_id for sample_id, sample in self.samples.items() if sample.key}
+        clashes = [row for row, key in enumerate(keys) if key in existing and not skip[row]]
+        if clashes and not request.upsert:
+            raise DuplicateKey("exists", rows=clashes, existing_ids=[existing[keys[row]] for row in clashes])
+        places = []
+        for block in request.blocks:
+            block_id = len(self.blocks) + 100
+            self.blocks[block_id] = block
+            places += [(block_id, row) for row in range(block.rows)]
+        self.forms.update((each.name, each.form) for each in request.fields if each.name not in self.forms)
+        ids = unpack_array(request.ids, I64, what="ids").tolist() or [
+            existing.get(key) or len(self.samples) + row + 1 for row, key in enumerate(keys)
+        ]
+        for row, sample_id in enumerate(ids):
+            if not skip[row]:
+                sample = self.samples.setdefault(sample_id, Sample(keys[row]))
+                sample.fields.update((each.name, places[row]) for each in request.fields)
+        return pb.CommitReply(ids=pack_array(ids, I64), fields=self._fields(self.forms))
+
+    def on_locate(self, request: pb.LocateRequest) -> pb.LocateReply:
+        if request.session not in self.sessions:
+            raise LeaseExpired("the session has ended")
+        ids = unpack_array(request.ids, I64, what="ids").tolist()
+        if request.HasField("keys"):
+            by_key = {sample.key: sample_id for sample_id, sample in self.samples.items()}
+            ids = [by_key[key] for key in unpack_strings(request.keys, what="keys")]
+        missing = [each for each in ids if each not in self.samples]
+        if missing:
+            raise SampleNotFound(f"samples {missing}", ids=missing)
+        names = list(request.fields) or list(self.forms)
+        pin = len(self.calls)
+        self.pins.add(pin)
+        return pb.LocateReply(pin=pin, rows=self._rows(ids, names), fields=self._fields(names))
+
+    def _rows(self, ids: list[int], names: list[str]) -> common_pb2.Rows:
+        rows = common_pb2.Rows(ids=pack_array(ids, I64))
+        used = set()
+        for name in names:
+            places = [self.samples[each].fields[name] for each in ids]
+            used |= {block for block, _ in places}
+            rows.placements.add(
+                fields=[name],
+                block=pack_array([block for block, _ in places], U64),
+                row=pack_array([row for _, row in places], U32),
+            )
+        for block_id in sorted(used):
+            block = self.blocks[block_id]
+            directory = b"" if block_id in self.sent_directories else block.directory
+            rows.blocks.add(block_id=block_id, extents=block.extents, directory=directory)
+            self.sent_directories.add(block_id)
+        return rows
+
+    def on_get_directories(self, request: pb.GetDirectoriesRequest) -> pb.GetDirectoriesReply:
+        ids = unpack_array(request.block_ids, U64, what="ids").tolist()
+        return pb.GetDirectoriesReply(directories=pack_blobs(self.blocks[each].directory for each in ids))
+
+    def on_claim(self, request: pb.ClaimRequest) -> pb.ClaimReply:
+        if request.abandoned:
+            raise ClaimTimeout("it was not granted")
+        taken = self.leased | set(self.consumed)
+        ready = [each for each in self.samples if each not in taken][: request.batch_size]
+        if len(ready) < request.batch_size:
+            self.clock.now += max(0.001, request.wait_ms / 1000)
+            raise ClaimTimeout(f"{len(ready)} of {request.batch_size} samples were ready")
+        claim_id = len(self.claims) + 1
+        self.claims[claim_id] = ready
+        self.leased |= set(ready)
+        names = list(request.fields) or list(self.forms)
+        rows = self._rows(ready, names)
+        rows.attempts = pack_array([1] * len(ready), U32)
+        return pb.ClaimReply(claim_id=claim_id, lease_ms=LEASE_MS, rows=rows, fields=self._fields(names))
+
+    def on_settle(self, request: pb.SettleRequest) -> pb.SettleReply:
+        ids = self.claims.pop(request.claim_id, None)
+        if ids is None:
+            raise LeaseExpired("no such claim")
+        self.leased -= set(ids)
+        if request.verdict == pb.VERDICT_ACK:
+            self.consumed += ids
+        return pb.SettleReply()
+
+    # The node.
+
+    def node_reserve(self, request: storage_pb2.ReserveRequest) -> storage_pb2.Window:
+        if request.session not in self.sessions:
+            raise LeaseExpired("the node does not know the session")
+        if self.full or request.length > self.longest_bytes or self.free_offset + request.length > ARENA_BYTES:
+            raise StorageFull(f"node n0 has {ARENA_BYTES - self.free_offset} bytes free")
+        window = storage_pb2.Window(offset=self.free_offset, length=request.length, incarnation=1)
+        window.generation = len(self.windows) + 1
+        self.windows[window.generation] = (window.offset, window.length)
+        self.free_offset += request.length
+        return window
+
+    def node_close_window(self, request: storage_pb2.CloseWindowRequest) -> storage_pb2.CloseWindowReply:
+        offset, length = self.windows.pop(request.generation)
+        assert offset <= request.end <= offset + length
+        if offset + length == self.free_offset:
+            self.free_offset = request.end
+        return storage_pb2.CloseWindowReply()
+
+
+def gone(_: str = "") -> TQError:
+    """The daemon is away."""
+    return Unavailable("connection refused")

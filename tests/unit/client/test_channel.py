@@ -1,0 +1,131 @@
+"""The token and TLS, against a gRPC server in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import ipaddress
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tqclient.channel import TLS, Access, Channels
+from tqclient.driver import run_async, run_sync
+from tqclient.errors import Unavailable
+from tqclient.operations.effects import CONTROLLER, Call, Operation
+from tqclient.wire.v1 import controller_pb2 as pb
+from tqclient.wire.v1 import controller_pb2_grpc, storage_pb2, storage_pb2_grpc
+
+
+class Service(controller_pb2_grpc.ControllerServicer, storage_pb2_grpc.StorageServicer):
+    """Notes what its callers show."""
+
+    def __init__(self) -> None:
+        self.tokens: list[str] = []
+
+    def _note(self, context: Any) -> None:
+        self.tokens.append(dict(context.invocation_metadata()).get("authorization", ""))
+
+    def DescribeCluster(self, request: Any, context: Any) -> pb.DescribeClusterReply:  # noqa: N802
+        self._note(context)
+        return pb.DescribeClusterReply(epoch=5)
+
+    def Read(self, request: Any, context: Any) -> Iterator[storage_pb2.ReadChunk]:  # noqa: N802
+        self._note(context)
+        yield storage_pb2.ReadChunk(data=b"bytes")
+
+    def Write(self, request: Any, context: Any) -> storage_pb2.WriteReply:  # noqa: N802
+        self._note(context)
+        assert len(list(request)) == 2
+        return storage_pb2.WriteReply()
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """Makes a certificate for the loopback address that is its own root; returns it and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tq test")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    built = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    chain_file, key_file = folder / "chain.pem", folder / "key.pem"
+    chain_file.write_bytes(built.public_bytes(serialization.Encoding.PEM))
+    key_file.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return chain_file, key_file
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+@pytest.fixture(params=["plain", "tls"])
+def access(service: Service, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Access]:
+    server = grpc.server(ThreadPoolExecutor(4))
+    controller_pb2_grpc.add_ControllerServicer_to_server(service, server)
+    storage_pb2_grpc.add_StorageServicer_to_server(service, server)
+    tls = None
+    if request.param == "tls":
+        chain, key = certificate(tmp_path)
+        # The server asks for the client's certificate, too; the same one serves.
+        credentials = grpc.ssl_server_credentials(
+            [(key.read_bytes(), chain.read_bytes())], chain.read_bytes(), require_client_auth=True
+        )
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+        tls = TLS(ca=chain, cert=chain, key=key)
+    else:
+        port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield Access(f"127.0.0.1:{port}", "secret", tls)
+    server.stop(None).wait()
+
+
+def describe() -> Operation[pb.DescribeClusterReply]:
+    return (yield Call(CONTROLLER, "DescribeCluster", pb.DescribeClusterRequest(), 10.0))
+
+
+def test_every_kind_of_call_carries_the_token(access: Access, service: Service) -> None:
+    channels = Channels(access.address, access.channel)
+    assert run_sync(describe(), channels).epoch == 5
+    stub = channels.stub(access.address)
+    assert [chunk.data for chunk in stub.Read(storage_pb2.ReadRequest(), timeout=10)] == [b"bytes"]
+    stub.Write(iter([storage_pb2.WriteChunk()] * 2), timeout=10)
+    assert service.tokens == ["Bearer secret"] * 3
+    for channel in channels.take_all():
+        channel.close()
+
+
+def test_calls_of_an_asyncio_client_carry_the_token(access: Access, service: Service) -> None:
+    async def main() -> None:
+        channels = Channels(access.address, access.aio_channel)
+        assert (await run_async(describe(), channels)).epoch == 5
+        for channel in channels.take_all():
+            await channel.close()
+
+    asyncio.run(main())
+    assert service.tokens == ["Bearer secret"]
+
+
+def test_plain_text_does_not_reach_a_server_that_speaks_tls(access: Access, service: Service) -> None:
+    other = Access(access.address, access.token, None if access.tls else TLS())
+    channels = Channels(other.address, other.channel)
+    with pytest.raises(Unavailable):
+        run_sync(describe(), channels)
+    assert service.tokens == []
+    for channel in channels.take_all():
+        channel.close()

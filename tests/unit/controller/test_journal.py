@@ -1,0 +1,271 @@
+"""The journal: order, atomicity, recovery from any cut, refusal of any flip, and full and failing disks."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tqclient.errors import StorageFull, TQError
+from tqserver import failpoints
+from tqserver.controller import journal as module
+from tqserver.controller.journal import JournalDamaged, JournalFailed, JournalLocked, SqliteJournal
+from tqserver.failpoints import Failpoints
+
+SNAPSHOT = b"the state" * 1000
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[SqliteJournal]:
+    opened = SqliteJournal(tmp_path / "data")
+    yield opened
+    opened.close()
+
+
+def fill(journal: SqliteJournal, groups: int, rng: random.Random) -> list[list[bytes]]:
+    written = [[rng.randbytes(rng.randrange(600)) for _ in range(rng.randrange(1, 4))] for _ in range(groups)]
+    for group in written:
+        journal.append(group)
+    return written
+
+
+def read(directory: Path, **options: bool) -> tuple[int, list[bytes]] | TQError:
+    """Opens a journal; returns (sequence of its snapshot, the records behind it) or why it refuses."""
+    try:
+        journal = SqliteJournal(directory, **options)
+    except TQError as error:
+        return error
+    try:
+        sequence, state = journal.snapshot()
+        assert state == (SNAPSHOT if sequence else b"")
+        return sequence, [record for _, record in journal.records()]
+    except TQError as error:
+        return error
+    finally:
+        journal.close()
+
+
+def test_records_come_back_in_order_with_their_sequences(journal: SqliteJournal, tmp_path: Path) -> None:
+    assert journal.append([b"a", b"", b"c"]) == 1
+    assert journal.append([b"d"]) == 4
+    assert journal.sequence == 4
+    assert list(journal.records()) == [(1, b"a"), (2, b""), (3, b"c"), (4, b"d")]
+    journal.close()
+    assert read(tmp_path / "data") == (0, [b"a", b"", b"c", b"d"])
+
+
+def test_a_snapshot_replaces_the_records_before_it(
+    journal: SqliteJournal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TRIM_GROUPS_MAX", 10)
+    for number in range(35):
+        journal.append([b"%d" % number])
+    journal.write_snapshot(35, SNAPSHOT)
+    assert journal.snapshot() == (0, b"")  # it counts once installed
+    journal.append([b"behind"])
+    journal.install_snapshot(35)
+    trims = 0
+    while journal.trim():
+        trims += 1
+    assert trims == 3
+    assert list(journal.records()) == [(36, b"behind")]
+    journal.write_snapshot(36, SNAPSHOT)
+    journal.install_snapshot(36)
+    assert [path.name for path in (tmp_path / "data").glob("snapshot-*")] == ["snapshot-00000000000000000036"]
+    journal.close()
+    assert read(tmp_path / "data") == (36, [])
+
+
+def test_snapshots_that_were_never_installed_are_removed(journal: SqliteJournal, tmp_path: Path) -> None:
+    journal.append([b"a"])
+    journal.write_snapshot(1, SNAPSHOT)
+    journal.close()
+    assert read(tmp_path / "data") == (0, [b"a"])
+    assert not list((tmp_path / "data").glob("snapshot-*"))
+
+
+def test_one_process_at_a_time_and_nobody_else_reads_it(journal: SqliteJournal, tmp_path: Path) -> None:
+    with pytest.raises(JournalLocked, match="another tq-controller"):
+        SqliteJournal(tmp_path / "data")
+    assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
+
+
+class Damage:
+    """A journal as a crash left it, and copies of it with changed files."""
+
+    def __init__(self, directory: Path, *, checkpointed: bool) -> None:
+        journal = SqliteJournal(directory / "whole")
+        rng = random.Random(2)
+        before = fill(journal, 12, rng)
+        self.snapshot = sum(map(len, before))
+        journal.write_snapshot(self.snapshot, SNAPSHOT)
+        journal.install_snapshot(self.snapshot)
+        groups = fill(journal, 12, rng)
+        if checkpointed:
+            assert journal._checkpoint()
+        self.records = [record for group in groups for record in group]
+        self.last_group = len(groups[-1])
+        self.files = {path.name: path.read_bytes() for path in (directory / "whole").iterdir()}
+        journal.close()
+        self._copy = directory / "copy"
+
+    def read(self, name: str, data: bytes) -> tuple[int, list[bytes]] | TQError:
+        """Opens a copy in which one file is another."""
+        shutil.rmtree(self._copy, ignore_errors=True)
+        self._copy.mkdir(mode=0o700)
+        for each, original in self.files.items():
+            (self._copy / each).write_bytes(data if each == name else original)
+        return read(self._copy)
+
+    def flips(self, name: str, count: int, seed: int) -> Iterator[tuple[int, bytes]]:
+        """Yields (bit, the file with that bit flipped)."""
+        rng = random.Random(seed)
+        data = self.files[name]
+        for _ in range(count):
+            bit = rng.randrange(len(data) * 8)
+            flipped = bytearray(data)
+            flipped[bit // 8] ^= 1 << bit % 8
+            yield bit, bytes(flipped)
+
+
+def test_a_log_cut_anywhere_opens_with_an_exact_prefix(tmp_path: Path) -> None:
+    damage = Damage(tmp_path, checkpointed=False)
+    name = "journal.db-wal"
+    log = damage.files[name]
+    lengths = set()
+    for length in [*range(0, len(log), 1499), len(log)]:
+        found = damage.read(name, log[:length])
+        assert not isinstance(found, TQError), f"cut at {length}: {found}"
+        start, records = found
+        assert start == damage.snapshot
+        assert records == damage.records[: len(records)]
+        lengths.add(len(records))
+    assert {0, len(damage.records)} < lengths
+    assert len(lengths) == 13  # after each of the 12 groups, and none
+
+
+@pytest.mark.parametrize("name", ["journal.db", "snapshot"])
+def test_a_cut_of_what_was_synced_long_ago_is_refused(tmp_path: Path, name: str) -> None:
+    damage = Damage(tmp_path, checkpointed=True)
+    name = name if name in damage.files else f"snapshot-{damage.snapshot:020d}"
+    files = damage.files
+    for length in range(0, len(files[name]), 997):
+        found = damage.read(name, files[name][:length])
+        whole = (damage.snapshot, damage.records)
+        assert isinstance(found, TQError) or found == whole, f"cut at {length}"
+
+
+@pytest.mark.parametrize(
+    ("name", "checkpointed", "count"),
+    [("journal.db-wal", False, 200), ("journal.db", True, 300), ("journal.db", False, 60), ("snapshot", True, 60)],
+)
+def test_a_flipped_bit_never_loses_a_record_in_silence(
+    tmp_path: Path, seed: int, name: str, checkpointed: bool, count: int
+) -> None:
+    damage = Damage(tmp_path, checkpointed=checkpointed)
+    name = name if name in damage.files else f"snapshot-{damage.snapshot:020d}"
+    refused = 0
+    for bit, data in damage.flips(name, count, seed):
+        found = damage.read(name, data)
+        if isinstance(found, TQError):
+            assert isinstance(found, JournalDamaged), f"bit {bit}: {found!r}"
+            refused += 1
+            continue
+        start, records = found
+        assert start == damage.snapshot, f"bit {bit}"
+        assert records == damage.records[: len(records)], f"bit {bit}"
+        lost = len(damage.records) - len(records)
+        # Only a flip within the very last commit looks like a torn one.
+        assert lost == 0 or (lost == damage.last_group and name == "journal.db-wal"), f"bit {bit} lost {lost}"
+    assert refused or name == "journal.db"  # most of its pages are superseded by the log
+
+
+def test_a_missing_snapshot_and_an_emptied_database_are_refused(tmp_path: Path) -> None:
+    damage = Damage(tmp_path, checkpointed=True)
+    assert isinstance(damage.read("journal.db", b""), JournalDamaged)
+    del damage.files[f"snapshot-{damage.snapshot:020d}"]
+    assert isinstance(damage.read("", b""), JournalDamaged)
+
+
+def test_data_loss_that_was_accepted_cuts_the_journal_and_goes_on(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    journal = SqliteJournal(tmp_path / "whole")
+    for number in range(8):
+        journal.append([b"%d" % number * 3000])
+    shutil.copytree(tmp_path / "whole", directory)  # as a kill would leave it
+    journal.close()
+    log = bytearray((directory / "journal.db-wal").read_bytes())
+    log[len(log) // 2] ^= 1
+    (directory / "journal.db-wal").write_bytes(log)
+    refused = read(directory)
+    assert isinstance(refused, JournalDamaged)
+    assert "journal.db-wal" in str(refused)
+    last_good = re.search(r"the last record before it is (\d+)", str(refused))
+    assert "--accept-data-loss" in str(refused)
+    found = read(directory, accept_data_loss=True)
+    assert not isinstance(found, TQError)
+    kept = found[1]
+    assert 0 < len(kept) < 8
+    assert last_good is not None
+    assert int(last_good[1]) == len(kept)
+    assert kept == [b"%d" % number * 3000 for number in range(len(kept))]
+    journal = SqliteJournal(directory)
+    assert journal.append([b"next"]) == len(kept) + 1
+    journal.close()
+    assert read(directory) == (0, [*kept, b"next"])
+
+
+def armed(monkeypatch: pytest.MonkeyPatch, spec: str) -> None:
+    monkeypatch.setattr(failpoints, "_process", Failpoints(spec))
+
+
+def test_a_full_disk_appends_nothing_and_a_later_append_succeeds(
+    journal: SqliteJournal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal.append([b"a"])
+    armed(monkeypatch, "journal-commit:ENOSPC")
+    with pytest.raises(StorageFull, match="nothing was changed"):
+        journal.append([b"b", b"c"])
+    assert journal.append([b"d"]) == 2
+    journal.close()
+    assert read(tmp_path / "data") == (0, [b"a", b"d"])
+
+
+def test_sqlite_running_out_of_pages_is_a_full_disk(journal: SqliteJournal) -> None:
+    journal.append([b"a"])
+    journal._execute("PRAGMA max_page_count = 20")
+    with pytest.raises(StorageFull):
+        journal.append([os.urandom(1 << 20)])
+    journal._execute("PRAGMA max_page_count = 100000")
+    assert journal.append([b"b"]) == 2
+    assert list(journal.records()) == [(1, b"a"), (2, b"b")]
+
+
+def test_a_failing_disk_is_no_full_one(journal: SqliteJournal, monkeypatch: pytest.MonkeyPatch) -> None:
+    armed(monkeypatch, "journal-commit:EIO")
+    with pytest.raises(JournalFailed, match="failpoint journal-commit"):
+        journal.append([b"a"])
+
+
+def test_a_snapshot_without_room_leaves_no_trace(
+    journal: SqliteJournal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal.append([b"a"])
+    armed(monkeypatch, "snapshot-middle:ENOSPC")
+    with pytest.raises(StorageFull):
+        journal.write_snapshot(1, SNAPSHOT)
+    assert not list((tmp_path / "data").glob("snapshot-*"))
+
+
+def test_the_log_is_checkpointed_before_it_grows_without_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHECKPOINT_BYTES", 64 << 10)
+    journal = SqliteJournal(tmp_path / "data")
+    for _ in range(200):
+        journal.append([bytes(4096)])
+    assert (tmp_path / "data" / "journal.db-wal").stat().st_size < 512 << 10
+    journal.close()

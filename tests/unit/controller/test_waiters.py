@@ -1,0 +1,312 @@
+"""The lines: who is granted what, when, and that nobody is left behind. Time and core are the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tqclient.errors import (
+    BackpressureTimeout,
+    ClaimTimeout,
+    LeaseExpired,
+    PartitionNotFound,
+    Sealed,
+    TQError,
+    Unavailable,
+)
+from tqclient.wire.v1 import controller_pb2 as pb
+from tqserver.controller.core import Readiness
+from tqserver.controller.waiters import GRANTS_MAX, Waiter, Waiters
+
+
+class Clock:
+    """Calls scheduled callbacks when told that time passed."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._pending: dict[int, tuple[float, Callable[[], None]]] = {}
+
+    def schedule(self, seconds: float, callback: Callable[[], None]) -> Callable[[], object]:
+        key = len(self._pending) + 1_000 * int(self.now * 1000)
+        while key in self._pending:
+            key += 1
+        self._pending[key] = (self.now + seconds, callback)
+        return lambda: self._pending.pop(key, None)
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        for key, (when, callback) in sorted(self._pending.items(), key=lambda item: item[1][0]):
+            if when <= self.now and self._pending.pop(key, None):
+                callback()
+
+    @property
+    def scheduled(self) -> int:
+        return len(self._pending)
+
+
+class FakeCore:
+    """Ready samples, room and a seal, set by the test."""
+
+    def __init__(self) -> None:
+        self.ready = 0
+        self.room = 0
+        self.sealed = False
+        self.leased = 0
+        self.dead_sessions: set[int] = set()
+        self.looks = 0
+
+    def ready_count(self, request: pb.ClaimRequest) -> int:
+        self.looks += 1
+        if request.mutation.session in self.dead_sessions:
+            raise LeaseExpired("session has ended")
+        return self.ready
+
+    def readiness(self, request: pb.ClaimRequest) -> Readiness:
+        if self.ready_count(request) >= request.batch_size or (self.sealed and self.ready):
+            return Readiness.READY
+        return Readiness.DRAINED if self.sealed and not self.leased else Readiness.WAIT
+
+    def needs_room(self, request: pb.CommitRequest) -> bool:
+        return not request.ids
+
+    def has_room(self, request: pb.CommitRequest) -> bool:
+        return request.rows <= self.room
+
+
+class Bench:
+    """Waiters, and what became of each call."""
+
+    def __init__(self) -> None:
+        self.core = FakeCore()
+        self.clock = Clock()
+        self.waiters = Waiters(self.core, self.clock.schedule)
+        self.granted: list[str] = []
+        self.refused: dict[str, TQError] = {}
+
+    def _waiter(self, name: str, request: Any) -> Waiter:
+        return Waiter(request, lambda: self.granted.append(name), lambda error: self.refused.__setitem__(name, error))
+
+    def claim(self, name: str, batch_size: int, seconds: float = 10.0, *, session: int = 1, **fields: Any) -> Waiter:
+        request = pb.ClaimRequest(partition_id=1, consumer="c", batch_size=batch_size, **fields)
+        request.mutation.session = session
+        waiter = self._waiter(name, request)
+        self.waiters.wait(waiter, seconds)
+        return waiter
+
+    def commit(self, name: str, rows: int, seconds: float = 10.0) -> Waiter:
+        waiter = self._waiter(name, pb.CommitRequest(partition_id=1, rows=rows))
+        self.waiters.wait(waiter, seconds)
+        return waiter
+
+    def applied(self, waiter: Waiter, rows: int) -> None:
+        """The grant took effect."""
+        self.core.ready -= rows
+        self.core.leased += rows
+        self.waiters.settled(waiter)
+
+    def ready(self, rows: int) -> None:
+        """Samples became ready."""
+        self.core.ready += rows
+        self.waiters.readiness_changed(1)
+        self.waiters.serve()
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_claims_are_granted_in_order_and_no_more_than_there_are_rows(bench: Bench) -> None:
+    first, second = bench.claim("first", 2), bench.claim("second", 2)
+    bench.claim("third", 2)
+    bench.ready(1)
+    assert bench.granted == []
+    bench.ready(4)
+    assert bench.granted == ["first", "second"]  # 5 rows are ready, 4 promised
+    bench.applied(first, 2)
+    bench.applied(second, 2)
+    bench.waiters.serve()
+    assert bench.granted == ["first", "second"]
+    bench.ready(1)
+    assert bench.granted == ["first", "second", "third"]
+    assert bench.waiters.claims == 0
+
+
+def test_a_claim_that_can_be_met_passes_one_that_cannot(bench: Bench) -> None:
+    bench.claim("large", 100)
+    bench.claim("small", 1)
+    bench.ready(3)
+    assert bench.granted == ["small"]
+
+
+def test_a_claim_that_comes_back_keeps_its_place(bench: Bench) -> None:
+    first = bench.claim("first", 1)
+    bench.ready(1)
+    bench.claim("second", 1)
+    assert bench.granted == ["first"]
+    bench.core.ready = 0  # cleared between the look and the record
+    bench.waiters.settled(first)
+    bench.waiters.wait(first, 5)
+    bench.ready(1)
+    assert bench.granted == ["first", "first"]
+
+
+def test_a_claim_that_does_not_wait_is_answered_at_once(bench: Bench) -> None:
+    bench.claim("now", 1, seconds=0)
+    assert isinstance(bench.refused["now"], ClaimTimeout)
+    assert (bench.waiters.claims, bench.clock.scheduled) == (0, 0)
+
+
+def test_deadlines_end_waiting_and_grants_end_deadlines(bench: Bench) -> None:
+    bench.claim("short", 1, seconds=1)
+    bench.claim("long", 1, seconds=9)
+    bench.clock.advance(1.5)
+    assert list(bench.refused) == ["short"]
+    assert "1 were asked for" in str(bench.refused["short"])
+    bench.ready(1)
+    bench.clock.advance(20)
+    assert bench.granted == ["long"]
+    assert list(bench.refused) == ["short"]
+    assert bench.clock.scheduled == 0
+
+
+def test_a_claim_that_was_withdrawn_is_not_granted(bench: Bench) -> None:
+    gone = bench.claim("gone", 1)
+    bench.claim("next", 1)
+    assert bench.waiters.withdraw(gone)
+    assert not bench.waiters.withdraw(gone)
+    bench.ready(1)
+    assert bench.granted == ["next"]
+
+
+def test_the_rest_of_a_sealed_partition_goes_to_one_claim_and_the_others_end(bench: Bench) -> None:
+    first = bench.claim("first", 8)
+    bench.claim("second", 8)
+    bench.core.sealed = True
+    bench.ready(3)
+    assert bench.granted == ["first"]
+    bench.applied(first, 3)
+    bench.waiters.serve()
+    assert bench.refused == {}  # its samples may be released yet
+    bench.core.leased = 0
+    bench.ready(0)
+    assert isinstance(bench.refused["second"], Sealed)
+
+
+def test_an_ended_session_refuses_its_own_claims_alone(bench: Bench) -> None:
+    bench.claim("dead", 1, session=7)
+    bench.claim("alive", 1, session=8)
+    bench.core.dead_sessions = {7}
+    bench.ready(1)
+    assert isinstance(bench.refused["dead"], LeaseExpired)
+    assert bench.granted == ["alive"]
+
+
+def test_a_change_costs_as_much_as_there_are_shapes_not_calls(bench: Bench) -> None:
+    for number in range(5_000):
+        bench.claim(f"{number}", 2)
+    bench.core.looks = 0
+    bench.ready(1)
+    assert bench.core.looks <= 3
+
+
+def test_a_burst_is_granted_in_portions_that_follow_each_other(bench: Bench) -> None:
+    claims = [bench.claim(f"{number}", 1) for number in range(GRANTS_MAX * 2 + 5)]
+    bench.ready(len(claims))
+    assert len(bench.granted) == GRANTS_MAX
+    for waiter in claims:
+        bench.applied(waiter, 1)
+        bench.waiters.serve()
+    assert bench.granted == [f"{number}" for number in range(len(claims))]
+
+
+def test_a_deleted_partition_and_a_shutdown_refuse_everybody(bench: Bench) -> None:
+    bench.claim("a", 1)
+    bench.commit("b", 1)
+    bench.waiters.gone(1)
+    assert {type(error) for error in bench.refused.values()} == {PartitionNotFound}
+    bench.claim("c", 1)
+    bench.waiters.close(Unavailable("shutting down"))
+    assert isinstance(bench.refused["c"], Unavailable)
+    assert bench.clock.scheduled == 0
+
+
+def test_commits_wait_in_line_and_are_let_in_one_at_a_time(bench: Bench) -> None:
+    large = bench.commit("large", 5)
+    bench.commit("small", 1)
+    bench.core.room = 1
+    bench.waiters.room_changed(1)
+    bench.waiters.serve()
+    assert bench.granted == []  # nobody overtakes
+    bench.core.room = 6
+    bench.waiters.room_changed(1)
+    bench.waiters.serve()
+    assert bench.granted == ["large"]
+    bench.core.room = 1
+    bench.waiters.settled(large)
+    bench.waiters.serve()
+    assert bench.granted == ["large", "small"]
+
+
+def test_commits_that_find_room_do_not_wait_for_each_other(bench: Bench) -> None:
+    bench.core.room = 10
+    for name in ("a", "b", "c"):
+        bench.commit(name, 1)
+    assert bench.granted == ["a", "b", "c"]
+
+
+def test_fields_for_samples_that_exist_pass_those_who_wait_for_room(bench: Bench) -> None:
+    bench.commit("new samples", 1)
+    fields = bench._waiter("fields", pb.CommitRequest(partition_id=1, rows=1, ids=bytes(8)))
+    bench.waiters.wait(fields, 10.0)
+    assert bench.granted == ["fields"]
+    bench.waiters.settled(fields)
+    bench.core.room = 1
+    bench.waiters.room_changed(1)
+    bench.waiters.serve()
+    assert bench.granted == ["fields", "new samples"]
+
+
+def test_a_commit_gives_up_in_time(bench: Bench) -> None:
+    bench.commit("full", 1, seconds=2)
+    bench.clock.advance(2)
+    assert isinstance(bench.refused["full"], BackpressureTimeout)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["claim", "put", "apply", "expire", "withdraw"]), st.integers(1, 4)), max_size=60
+    )
+)
+def test_rows_are_never_promised_twice_and_nobody_who_can_be_met_waits(steps: list[tuple[str, int]]) -> None:
+    bench = Bench()
+    waiting: dict[str, Waiter] = {}
+    under_way: dict[str, Waiter] = {}
+    for number, (step, size) in enumerate(steps):
+        if step == "claim":
+            name = f"{number}"
+            waiting[name] = bench.claim(name, size, seconds=5)
+        elif step == "put":
+            bench.ready(size)
+        elif step == "apply" and under_way:
+            waiter = under_way.pop(next(iter(under_way)))
+            bench.applied(waiter, waiter.request.batch_size)
+            bench.waiters.serve()
+        elif step == "expire":
+            bench.clock.advance(size)
+        elif step == "withdraw" and waiting:
+            bench.waiters.withdraw(waiting.pop(next(iter(waiting))))
+            bench.waiters.serve()
+        for name in bench.granted:
+            under_way[name] = waiting.pop(name)
+        bench.granted.clear()
+        for name in bench.refused:
+            waiting.pop(name, None)
+        promised = sum(waiter.request.batch_size for waiter in under_way.values())
+        assert promised <= bench.core.ready
+        assert all(waiter.request.batch_size > bench.core.ready - promised for waiter in waiting.values())
+        assert bench.waiters.claims == len(waiting)

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.harness import Supervisor, wait_until
+from tests.harness.leaks import Holdings, leaks_nothing
+
+TICKS = "import time\nprint('up', flush=True)\nwhile True: time.sleep(0.01)"
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+
+
+def test_kill_stop_and_resume(supervisor: Supervisor) -> None:
+    child = supervisor.python(TICKS)
+    assert child.wait_for("up") == "up"
+    child.stop()
+    assert child.stopped
+    assert child.running
+    child.resume()
+    wait_until(lambda: not child.stopped, timeout=5, what="it goes on")
+    child.stop()
+    child.kill()
+    assert child.wait(timeout=5) == -signal.SIGKILL
+    assert not child.running
+
+
+def test_everything_ends_with_the_block(tmp_path: Path) -> None:
+    fork = "import os, time\npid = os.fork()\nif pid: print(pid, flush=True)\ntime.sleep(60)"
+    with Supervisor(tmp_path) as supervisor:
+        parent, orphan = supervisor.python(fork), supervisor.python(fork)
+        pids = [int(child.wait_for("").strip()) for child in (parent, orphan)]
+        orphan.kill()
+        parent.stop()
+        assert all(map(alive, pids))
+    assert not parent.running
+    wait_until(lambda: not any(map(alive, pids)), timeout=5, what="grandchildren are gone")
+
+
+def test_output_arguments_and_environment(supervisor: Supervisor) -> None:
+    program = "import os, sys\nprint(sys.argv[1:], os.environ['TQ_X'])\nprint('bad', file=sys.stderr)\nsys.exit(3)"
+    child = supervisor.python(program, 1, "two", env={"TQ_X": "y"})
+    assert child.wait(timeout=10) == 3
+    assert child.stdout == "['1', 'two'] y\n"
+    assert child.stderr == "bad\n"
+
+
+def test_failures_quote_the_output(supervisor: Supervisor) -> None:
+    ended = supervisor.python("print('hello')", name="greeter")
+    with pytest.raises(AssertionError, match=r"greeter ended without printing 'bye'(?s:.*)hello"):
+        ended.wait_for("bye")
+    running = supervisor.python(TICKS)
+    with pytest.raises(AssertionError, match=r"not within 0\.05 s: child-1 prints 'never'"):
+        running.wait_for("never", timeout=0.05)
+    with pytest.raises(AssertionError, match=r"child-1 did not end within 0\.05 s"):
+        running.wait(timeout=0.05)
+
+
+def test_nothing_left_behind_passes(no_leaks: None) -> None:
+    thread = threading.Thread(target=lambda: None)
+    thread.start()
+    with open(os.devnull):
+        thread.join()
+
+
+def test_what_is_left_behind_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.harness.leaks.GRACE_SECONDS", 0.05)
+    release = threading.Event()
+    thread = threading.Thread(target=release.wait, name="left-over")
+    path = Path(f"/dev/shm/tq-test-leak-{os.getpid()}")
+    pages: list[mmap.mmap] = []
+    before = Holdings.now()
+
+    def leave() -> None:
+        with leaks_nothing():
+            thread.start()
+            with path.open("xb+") as file:
+                file.truncate(4096)
+                pages.append(mmap.mmap(file.fileno(), 4096))
+
+    try:
+        with pytest.raises(AssertionError, match="left behind:") as failure:
+            leave()
+        for leak in (f": {path}", "thread left-over", "mapping "):
+            assert leak in str(failure.value)
+        assert f"file {path}" not in str(failure.value)  # it is in use
+        release.set()
+        thread.join()
+        pages.pop().close()
+        assert Holdings.now().leaked_since(before) == [f"file {path}"]
+    finally:
+        release.set()
+        path.unlink()
+    assert Holdings.now().leaked_since(before) == []

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tqclient.errors import InvalidArgument, StorageFull, TQError, Unavailable, UnsupportedVersion
+from tqclient.limits import MIB
+from tqclient.wire.arena import HEADER_BYTES, ArenaHeader, lock_session
+from tqserver import limits
+from tqserver.storage.arena import Arena, TableFull, open_arena
+from tqserver.storage.extents import Run
+from tqserver.storage.prefault import Prefault
+
+
+def opened(path: Path, *, node: str = "n0", file_bytes: int = 8 * MIB, segment_bytes: int = MIB) -> Arena:
+    return open_arena(path, node=node, file_bytes=file_bytes, segment_bytes=segment_bytes)
+
+
+def test_a_new_arena_is_allocated_private_and_says_who_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "a.arena"
+    with opened(path) as arena:
+        status = path.stat()
+        assert arena.created
+        assert stat.S_IMODE(status.st_mode) == 0o600
+        assert status.st_size == 8 * MIB
+        assert status.st_blocks * 512 >= 8 * MIB
+        header = ArenaHeader.from_bytes(path.read_bytes()[:HEADER_BYTES])
+        assert header == arena.header
+        assert (header.node, header.file_bytes, header.segment_bytes) == ("n0", 8 * MIB, MIB)
+        assert header.arena != 0
+        assert header.data_offset % 4096 == 0
+
+
+def test_reopening_keeps_identity_bytes_sequence_generations_and_runs(tmp_path: Path) -> None:
+    path = tmp_path / "a.arena"
+    runs = [Run(1, 7, 3, 4 * MIB, 5 * MIB, True), Run(2**63, 2**62, 2**61, 5 * MIB, 6 * MIB, False)]
+    with opened(path) as arena:
+        identity = arena.header.arena
+        assert [arena.table.next_generation() for _ in range(3)] == [1, 2, 3]
+        arena.saw_sequence(9)
+        arena.saw_sequence(5)  # never goes back by itself
+        arena.data[5 * MIB] = 77
+        gone = Run(3, 7, 3, 0, 1, True)
+        for run in (*runs, gone):
+            arena.table.add(run)
+        arena.table.remove(gone)
+    with opened(path) as arena:
+        assert not arena.created
+        assert arena.header.arena == identity
+        assert arena.table.next_generation() == 4
+        assert arena.controller_sequence == 9
+        assert arena.data[5 * MIB] == 77
+        assert sorted(arena.table.runs()) == sorted(runs)
+
+
+def test_two_arenas_have_two_identities(tmp_path: Path) -> None:
+    with opened(tmp_path / "a") as first, opened(tmp_path / "b") as second:
+        assert first.header.arena != second.header.arena
+
+
+def test_a_second_node_is_refused_and_does_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "a.arena"
+    with opened(path) as arena:
+        with pytest.raises(Unavailable, match="served by another process"):
+            opened(path)
+        assert path.exists()
+        assert arena.writer_lock_held(3) is False
+    opened(path).close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"file_bytes": 16 * MIB}, "was made with --arena-bytes 8MiB, not 16MiB"),
+        ({"segment_bytes": 2 * MIB}, "was made with --segment-bytes 1MiB, not 2MiB"),
+        ({"node": "n1"}, "belongs to node 'n0', not to 'n1'"),
+    ],
+)
+def test_another_configuration_is_refused_and_the_file_stays(
+    tmp_path: Path, settings: dict[str, object], message: str
+) -> None:
+    path = tmp_path / "a.arena"
+    opened(path).close()
+    before = path.read_bytes()
+    with pytest.raises(InvalidArgument, match=message):
+        opened(path, **settings)  # type: ignore[arg-type]
+    assert path.read_bytes() == before
+
+
+def test_a_file_of_somebody_else_is_refused_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "a.arena"
+    path.write_bytes(b"not yours" * 1000)
+    with pytest.raises(InvalidArgument, match="not an arena file"):
+        opened(path)
+    assert path.read_bytes() == b"not yours" * 1000
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(Unavailable):
+        opened(tmp_path / "link")
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.arena"
+    opened(path).close()
+    with path.open("r+b") as file:
+        file.seek(8)
+        file.write(b"\x63")
+    with pytest.raises((UnsupportedVersion, InvalidArgument), match=str(path)):
+        opened(path)
+
+
+@pytest.mark.parametrize(
+    ("file_bytes", "segment_bytes", "message"),
+    [(MIB, MIB, "at least 4MiB"), (8 * MIB, 3 * MIB, "power of two"), (8 * MIB, 2048, "at least 4096")],
+)
+def test_sizes_that_cannot_work(tmp_path: Path, file_bytes: int, segment_bytes: int, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        opened(tmp_path / "a", file_bytes=file_bytes, segment_bytes=segment_bytes)
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_file_system_that_is_too_small_is_refused_with_both_sizes() -> None:
+    path = Path(f"/dev/shm/tq-test-{os.getpid()}.arena")
+    room = os.statvfs("/dev/shm")
+    too_much = (room.f_blocks * room.f_frsize // MIB + 1) * MIB
+    with pytest.raises(StorageFull, match=r"do not fit, \d+ bytes are free there; give less with --arena-bytes"):
+        opened(path, file_bytes=too_much)
+    assert not path.exists()
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(TQError, match="No such file"):
+        opened(tmp_path / "missing" / "a")
+
+
+def test_writer_locks_are_seen(tmp_path: Path) -> None:
+    path = tmp_path / "a.arena"
+    with opened(path) as arena:
+        writer = os.open(path, os.O_RDWR)
+        try:
+            assert lock_session(writer, 7)
+            assert (arena.writer_lock_held(7), arena.writer_lock_held(8)) == (True, False)
+        finally:
+            os.close(writer)
+        assert not arena.writer_lock_held(7)
+
+
+def test_a_full_table_says_so_ahead_of_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "WINDOWS_MAX", 4)
+    monkeypatch.setattr(limits, "WINDOWS_SPARE", 2)
+    with opened(tmp_path / "a") as arena:
+        for index in range(4):
+            assert arena.table.has_room() == (index < 2)
+            arena.table.add(Run(index, 1, 1, index, index + 1, False))
+        with pytest.raises(TableFull):
+            arena.table.add(Run(9, 1, 1, 9, 10, False))
+
+
+@pytest.mark.parametrize("advice", [23, 9999], ids=["populate", "fall back"])
+def test_prefault_brings_every_page_in_and_changes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advice: int
+) -> None:
+    monkeypatch.setattr("tqserver.storage.prefault._MADV_POPULATE_WRITE", advice)
+    monkeypatch.setattr(limits, "PREFAULT_STEP_BYTES", MIB)
+    with opened(tmp_path / "a") as arena:
+        arena.data[4 * MIB :] = np.random.default_rng(1).integers(0, 256, 4 * MIB, dtype=np.uint8)
+        before = arena.data.copy()
+        prefault = Prefault(arena, _no_growth, populate=True)
+        assert prefault.done_bytes == 0
+        prefault.start()
+        prefault._thread.join()
+        assert prefault.done_bytes == 8 * MIB
+        assert np.array_equal(arena.data, before)
+        prefault.stop()
+
+
+def test_prefault_that_was_never_started_stops(tmp_path: Path) -> None:
+    with opened(tmp_path / "a") as arena:
+        Prefault(arena, _no_growth, populate=True).stop()
+
+
+def test_a_large_arena_is_allocated_behind_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "ARENA_FIRST_BYTES", 4 * MIB)
+    monkeypatch.setattr(limits, "ALLOCATE_STEP_BYTES", 3 * MIB)
+    sizes: list[int] = []
+    path = tmp_path / "a"
+    with opened(path, file_bytes=12 * MIB) as arena:
+        assert arena.allocated_bytes == 4 * MIB
+        assert path.stat().st_blocks * 512 < 5 * MIB
+        prefault = Prefault(arena, sizes.append, populate=False)
+        prefault.start()
+        prefault._thread.join()
+        assert sizes == [7 * MIB, 10 * MIB, 12 * MIB]
+        assert (arena.allocated_bytes, prefault.done_bytes) == (12 * MIB, 0)
+        assert path.stat().st_blocks * 512 >= 12 * MIB
+    with opened(path, file_bytes=12 * MIB) as arena:
+        assert arena.allocated_bytes == 12 * MIB
+
+
+def test_room_that_is_lost_behind_the_start_leaves_a_smaller_arena(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "ARENA_FIRST_BYTES", 4 * MIB)
+    sizes: list[int] = []
+    with opened(tmp_path / "a") as arena:
+
+        def full(descriptor: int, start: int, length: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "posix_fallocate", full)
+        prefault = Prefault(arena, sizes.append, populate=True)
+        prefault.start()
+        prefault._thread.join()
+        assert sizes == []
+        assert (arena.allocated_bytes, prefault.done_bytes) == (4 * MIB, 4 * MIB)
+
+
+def test_a_file_whose_allocation_was_cut_short_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "ARENA_FIRST_BYTES", 4 * MIB)
+    path = tmp_path / "a"
+    opened(path).close()
+    assert path.stat().st_blocks * 512 < 5 * MIB
+    opened(path).close()
+    assert path.stat().st_blocks * 512 >= 8 * MIB
+
+
+def _no_growth(allocated_bytes: int) -> None:
+    raise AssertionError(allocated_bytes)

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.storage.test_allocator_model import MemoryLedger
+from tqclient.errors import InvalidArgument, StorageFull
+from tqclient.limits import MIB
+from tqserver.storage.extents import Allocator, Extent, Run
+
+START = 1 * MIB
+SEGMENT = 64 * MIB  # its first segments are 64 KiB
+
+
+def allocator(size: int = 1024 * MIB, ledger: MemoryLedger | None = None) -> Allocator:
+    return Allocator(START, START + size, SEGMENT, ledger or MemoryLedger())
+
+
+def test_a_thousand_tiny_partitions_take_a_thousand_small_segments() -> None:
+    made = allocator(1000 * 64 * 1024)
+    windows = [made.reserve(1, partition, 100, mapped=False) for partition in range(1000)]
+    assert len({window.offset // 65536 for window in windows}) == 1000
+    assert made.usage().reserved == 1000 * 256
+
+
+def test_a_partitions_bytes_lie_together_and_segments_double() -> None:
+    made = allocator()
+    offsets = []
+    for _ in range(8):
+        offsets.append(made.reserve(1, 1, 32 * 1024, mapped=False).offset - START)
+        made.reserve(1, 2, 32 * 1024, mapped=False)
+    # 64 KiB for the first two, another 64 KiB for the next two, then 128 KiB for four.
+    assert [b - a for a, b in zip(offsets[::2], offsets[1::2], strict=True)] == [32 * 1024] * 4
+    assert offsets[6] - offsets[4] == 64 * 1024
+
+
+def test_a_wholly_free_segment_serves_another_partition() -> None:
+    made = allocator(128 * 1024)
+    window = made.reserve(1, 1, 64 * 1024, mapped=False)
+    made.reserve(1, 2, 64 * 1024, mapped=False)
+    with pytest.raises(StorageFull):
+        made.reserve(1, 3, 1, mapped=False)
+    made.close_window(1, window.generation, window.offset)
+    assert made.reserve(1, 3, 64 * 1024, mapped=False).offset == window.offset
+
+
+def test_the_free_parts_of_other_partitions_segments_are_used_before_the_arena_is_full() -> None:
+    made = allocator(1 * MIB)
+    half = made.reserve(1, 1, 512 * 1024, mapped=False)
+    made.reserve(1, 1, 64 * 1024, mapped=False)  # a second segment, as big as the first: partition 1 owns everything
+    assert made.reserve(1, 2, 256 * 1024, mapped=False).length == 256 * 1024
+    made.close_window(1, half.generation, half.offset)
+    assert made.reserve(1, 3, 512 * 1024, mapped=False).offset == half.offset
+
+
+def test_more_than_a_segment_takes_a_contiguous_run_at_the_end() -> None:
+    made = allocator(512 * MIB)
+    made.reserve(1, 1, 1, mapped=False)
+    window = made.reserve(1, 1, 400 * MIB, mapped=False)
+    assert window.offset + window.length == START + 512 * MIB
+
+
+def test_full_says_how_much_there_is() -> None:
+    made = allocator(1 * MIB)
+    made.reserve(1, 1, 768 * 1024, mapped=False)
+    with pytest.raises(StorageFull, match="524288 bytes do not fit: 262144 of 1048576 bytes are free, 262144 of them"):
+        made.reserve(1, 2, 524_288, mapped=False)
+    with pytest.raises(StorageFull):
+        made.reserve(1, 2, 2**64 - 1, mapped=False)
+    with pytest.raises(InvalidArgument, match="length 0"):
+        made.reserve(1, 2, 0, mapped=False)
+
+
+def test_a_full_table_is_full_storage() -> None:
+    class FullLedger(MemoryLedger):
+        def has_room(self) -> bool:
+            return False
+
+    with pytest.raises(StorageFull, match="windows are open"):
+        allocator(ledger=FullLedger()).reserve(1, 1, 1, mapped=False)
+
+
+def test_only_its_own_session_closes_a_window() -> None:
+    made = allocator()
+    window = made.reserve(1, 1, 1000, mapped=False)
+    with pytest.raises(InvalidArgument, match="session 1, not to 2"):
+        made.close_window(2, window.generation, window.offset)
+    made.close_window(1, window.generation, window.offset + 1025)
+    assert made.usage().reserved == 1024
+    made.close_window(1, window.generation, window.offset + 1)  # one byte was used: 256 stay
+    assert made.usage().reserved == 256
+    made.close_window(1, window.generation + 1, 0)  # never was: passed over
+
+
+def test_a_quarantined_window_outlives_its_session_and_its_bytes_are_not_handed_out() -> None:
+    made = allocator(128 * 1024)
+    window = made.reserve(1, 1, 128 * 1024, mapped=True)
+    made.end_session(1)
+    usage = made.usage()
+    assert (usage.reserved, usage.quarantined, usage.free) == (0, 128 * 1024, 0)
+    assert not made.may_write(1, window.generation, window.offset, 1)
+    assert made.mapped_sessions() == {1: True}
+    with pytest.raises(StorageFull):
+        made.reserve(2, 1, 1, mapped=True)
+    assert made.release(1) == 128 * 1024
+    assert made.usage().free == 128 * 1024
+
+
+def test_orders_that_contradict_the_arena_are_reported_and_change_nothing_else() -> None:
+    made = allocator()
+    window = made.reserve(1, 1, 4096, mapped=True)
+    sealed = Extent(window.offset, 1000, window.generation, 1)
+    made.seal([sealed])
+    before = made.usage()
+    wrong = [
+        Extent(window.offset, 900, window.generation, 1),  # another length for sealed bytes
+        Extent(window.offset + 1024, 8192, window.generation, 1),  # behind the window's end, over bytes of nobody
+        Extent(window.offset + 1025, 10, window.generation, 1),  # not aligned
+        Extent(window.offset + 2048, 0, window.generation, 1),
+        Extent(window.offset + 2048, 10, window.generation + 7, 1),  # reserved bytes, another generation
+        Extent(START - 256, 256, 3, 1),
+        Extent(START + 1024 * MIB, 256, 3, 1),
+        Extent(2**64 - 256, 2**64 - 1, 3, 1),
+    ]
+    outcome = made.seal(wrong)
+    assert outcome.conflicts == wrong
+    assert made.usage() == before
+    free = Extent(START + 512 * MIB, 256, 99, 1)
+    assert made.seal([free]).adopted == [free]
+    made.end_session(1)
+    late = Extent(window.offset + 1024, 256, window.generation, 1)
+    assert made.seal([late]).late == [late]
+    assert made.free([Extent(late.offset, 256, late.generation + 1, 1)]) == 0
+
+
+def test_restore_after_a_death_between_two_rows() -> None:
+    """The rest of a cut run was remembered, and the whole not yet forgotten: the bytes count once."""
+    ledger = MemoryLedger()
+    whole = Run(1, 1, 1, START, START + 4096, True)
+    rest = Run(1, 1, 1, START + 1024, START + 4096, True)
+    ledger.runs = {whole, rest}
+    made = allocator(ledger=ledger)
+    made.restore(ledger.runs.copy())
+    assert made.usage().reserved == 4096
+    made.sync([Extent(START, 1024, 1, 1)], [1])
+    assert (made.usage().sealed, made.usage().reserved) == (1024, 3072)
+    made.end_session(1)
+    made.release(1)
+    assert ledger.runs == set()
+
+
+def test_sync_frees_what_the_controller_does_not_know() -> None:
+    made = allocator()
+    window = made.reserve(1, 1, 4096, mapped=False)
+    kept = Extent(window.offset, 256, window.generation, 1)
+    lost = Extent(window.offset + 256, 256, window.generation, 1)
+    made.seal([kept, lost])
+    other = made.reserve(2, 1, 4096, mapped=False)
+    outcome = made.sync([kept], [2])
+    assert not outcome.adopted + outcome.conflicts + outcome.late
+    usage = made.usage()
+    assert (usage.sealed, usage.reserved, usage.quarantined) == (256, 4096, 0)
+    assert made.may_write(2, other.generation, other.offset, 4096)
+    assert not made.may_read(lost.offset, 1, lost.generation)
+
+
+def test_a_window_may_be_closed_after_a_restart_that_forgot_its_sealed_end() -> None:
+    ledger = MemoryLedger()
+    made = allocator(ledger=ledger)
+    window = made.reserve(1, 1, 4096, mapped=True)
+    back = Extent(window.offset + 2048, 2048, window.generation, 1)
+    made.seal([back])
+    made = allocator(ledger=ledger)
+    made.restore(ledger.runs.copy())
+    made.sync([back], [1])
+    made.close_window(1, window.generation, window.offset + 4096)
+    assert (made.usage().sealed, made.usage().reserved) == (2048, 2048)

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.transport.fake_node import ranges
+from tqclient.errors import InvalidArgument
+from tqclient.transport.ranges import Runs, merge_ranges
+
+EXTENT_BYTES = 300
+
+
+@st.composite
+def inside(draw: st.DrawFn) -> tuple[int, int]:
+    start = draw(st.integers(0, EXTENT_BYTES))
+    return start, draw(st.integers(0, EXTENT_BYTES - start))
+
+
+@given(pairs=st.lists(inside(), max_size=12))
+def test_runs_cover_exactly_what_the_ranges_cover(pairs: list[tuple[int, int]]) -> None:
+    covered = np.zeros(EXTENT_BYTES + 2, dtype=bool)
+    for start, length in pairs:
+        covered[start : start + length] = True
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], covered)).astype(int))).tolist()
+    assert merge_ranges(ranges(*pairs), EXTENT_BYTES) == list(zip(edges[::2], edges[1::2], strict=True))
+
+
+@given(pairs=st.lists(inside(), min_size=1, max_size=12), data=st.data())
+def test_buffer_shows_every_fetched_byte_at_a_congruent_address(
+    pairs: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    content = np.arange(EXTENT_BYTES) % 251
+    merged = merge_ranges(ranges(*pairs), EXTENT_BYTES)
+    runs = Runs(merged)
+    buffer = np.full(runs.buffer_bytes, 255)
+    for position, (start, stop) in zip(runs.positions, merged, strict=True):
+        buffer[position : position + stop - start] = content[start:stop]
+    start, length = data.draw(st.sampled_from(pairs))
+    position = runs.locate(start, length)
+    assert buffer[position : position + length].tolist() == content[start : start + length].tolist()
+    assert length == 0 or (position - start) % 64 == 0
+    assert runs.buffer_bytes <= sum(stop - start + 63 for start, stop in merged)
+
+
+@given(pairs=st.lists(inside(), max_size=6), offset=st.integers(0, 400), length=st.integers(1, 400))
+def test_what_was_not_fetched_is_refused(pairs: list[tuple[int, int]], offset: int, length: int) -> None:
+    merged = merge_ranges(ranges(*pairs), EXTENT_BYTES)
+    if any(start <= offset and offset + length <= stop for start, stop in merged):
+        Runs(merged).locate(offset, length)
+    else:
+        with pytest.raises(InvalidArgument, match="were not fetched"):
+            Runs(merged).locate(offset, length)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [(301, 0), (0, 301), (300, 1), (2**64 - 1, 2), (2**64 - 200, 250), (1, 2**64 - 1), (2**63, 2**63)],
+    ids=str,
+)
+def test_out_of_bounds_is_refused_and_never_wraps(pair: tuple[int, int]) -> None:
+    with pytest.raises(InvalidArgument, match=f"{pair[1]} bytes at {pair[0]} of an extent of 300"):
+        merge_ranges(ranges((0, 10), pair), EXTENT_BYTES)
+
+
+@pytest.mark.parametrize("array", [np.zeros(4, np.uint64), np.zeros((2, 3), np.uint64), np.zeros((2, 2), np.int64)])
+def test_another_shape_or_dtype_is_refused(array: np.ndarray) -> None:
+    with pytest.raises(InvalidArgument, match=r"uint64 \[n, 2\]"):
+        merge_ranges(array, EXTENT_BYTES)

@@ -1,0 +1,229 @@
+"""Checks and packs the arguments of public calls. An error names the argument, the row, and what is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from tqclient import limits
+from tqclient.errors import InvalidArgument
+from tqclient.wire.packing import I64, pack_array, pack_blobs, pack_strings
+from tqclient.wire.v1.common_pb2 import Packed
+
+Group: TypeAlias = "str | int | bytes"
+Tags: TypeAlias = "Mapping[str, bool | int | float | str | bytes | None]"
+WeightVersion: TypeAlias = "int | tuple[int, int] | Sequence[int | tuple[int, int] | None] | NDArray[np.integer[Any]]"
+
+NO_VERSION: Final = -1
+
+
+def row_ids(ids: Any, *, what: str = "ids", rows: int | None = None) -> NDArray[np.int64]:
+    """Returns sample ids as int64 `[rows]`.
+
+    Args:
+        ids: integers: a sequence, a numpy array or a torch tensor.
+        what: name of the argument.
+        rows: how many there must be.
+    """
+    try:
+        array = np.asarray(list(ids) if isinstance(ids, Iterable) and not hasattr(ids, "__array__") else ids)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{what}: expected integers, one per row") from None
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise InvalidArgument(f"{what}: expected integers [rows], got {array.dtype} with shape {array.shape}")
+    if rows is not None and len(array) != rows:
+        raise InvalidArgument(f"{what}: {len(array)} of them for {rows} rows")
+    return array.astype(np.int64)
+
+
+def name_of(name: object, *, what: str) -> str:
+    """Returns a partition, consumer or field name that is within the limits."""
+    try:
+        if isinstance(name, str) and 0 < len(name.encode()) <= limits.NAME_BYTES_MAX:
+            return name
+    except UnicodeEncodeError:  # a lone surrogate
+        pass
+    raise InvalidArgument(f"{what}={name!r:.80}: expected a str of 1 to {limits.NAME_BYTES_MAX} bytes of UTF-8")
+
+
+def names_of(names: Iterable[str], *, what: str) -> list[str]:
+    """Returns several names; one string is not several names."""
+    if isinstance(names, str):
+        raise InvalidArgument(f"{what}={names!r}: give a list of names")
+    return [name_of(name, what=f"{what}[{index}]") for index, name in enumerate(names)]
+
+
+def pack_keys(keys: Sequence[str | None], rows: int | None = None) -> Packed:
+    """Packs the keys of new samples: strings that differ, or None for no key."""
+    values = _one_per_row(keys, "keys", rows)
+    seen: dict[str, int] = {}
+    for row, key in enumerate(values):
+        if key is None:
+            continue
+        name_of(key, what=f"keys[{row}]")
+        if seen.setdefault(key, row) != row:
+            raise InvalidArgument(f"keys[{row}]={key!r} is the same as keys[{seen[key]}]", rows=[seen[key], row])
+    return pack_strings([key or "" for key in values])
+
+
+def pack_lookup_keys(keys: Sequence[str]) -> Packed:
+    """Packs keys to look up; repetitions are allowed."""
+    values = _one_per_row(keys, "keys", None)
+    return pack_strings([name_of(key, what=f"keys[{row}]") for row, key in enumerate(values)])
+
+
+def pack_groups(groups: Sequence[Group | None], rows: int | None = None) -> Packed:
+    """Packs the groups of rows: str, int or bytes, or None for no group."""
+    return pack_blobs(_group(group, row) for row, group in enumerate(_one_per_row(groups, "groups", rows)))
+
+
+def _group(group: object, row: int) -> bytes:
+    if group is None:
+        return b""
+    if isinstance(group, np.generic):
+        group = group.item()
+    if isinstance(group, bool) or not isinstance(group, str | int | bytes):
+        raise InvalidArgument(f"groups[{row}]={group!r}: expected str, int, bytes or None", rows=[row])
+    try:
+        packed: bytes = msgpack.packb(group)
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise InvalidArgument(f"groups[{row}]={group!r}: {error}", rows=[row]) from None
+    if len(packed) > limits.NAME_BYTES_MAX:
+        raise InvalidArgument(f"groups[{row}]: {len(packed)} bytes, at most {limits.NAME_BYTES_MAX}", rows=[row])
+    return packed
+
+
+def pack_tags(tags: Tags | Sequence[Tags], rows: int, *, deletes: bool = False) -> Packed:
+    """Packs the tags of rows.
+
+    Args:
+        tags: one mapping for all rows, or one per row.
+        rows: of the call.
+        deletes: whether None is a value: it deletes the tag.
+    """
+    if isinstance(tags, Mapping):
+        return pack_blobs([_tags(tags, "tags", [], deletes)] * rows)
+    values = _one_per_row(tags, "tags", rows)
+    return pack_blobs(_tags(each, f"tags[{row}]", [row], deletes) for row, each in enumerate(values))
+
+
+def tags_filter(tags: Tags) -> bytes:
+    """Packs tags that samples are selected by."""
+    return _tags(tags, "tags", [], False)
+
+
+def _tags(tags: object, path: str, rows: list[int], deletes: bool) -> bytes:
+    if not isinstance(tags, Mapping):
+        raise InvalidArgument(f"{path}={tags!r}: expected a mapping", rows=rows)
+    if not tags:
+        return b""
+    plain = {}
+    for name, value in tags.items():
+        name_of(name, what=f"{path} name")
+        plain[name] = value.item() if isinstance(value, np.generic) else value
+        if not isinstance(plain[name], bool | int | float | str | bytes) and not (deletes and value is None):
+            raise InvalidArgument(f"{path}[{name!r}]={value!r}: expected bool, int, float, str or bytes", rows=rows)
+    try:
+        packed: bytes = msgpack.packb(plain)
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise InvalidArgument(f"{path}: {error}", rows=rows) from None
+    if len(packed) > limits.TAGS_BYTES_MAX:
+        raise InvalidArgument(f"{path}: {len(packed)} bytes, at most {limits.TAGS_BYTES_MAX}", rows=rows)
+    return packed
+
+
+def _one_per_row(values: Any, what: str, rows: int | None) -> list[Any]:
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise InvalidArgument(f"{what}={values!r}: expected one per row")
+    listed = values.tolist() if hasattr(values, "tolist") else list(values)  # arrays and tensors give Python numbers
+    if not isinstance(listed, list):
+        raise InvalidArgument(f"{what}={values!r}: expected one per row")
+    if rows is not None and len(listed) != rows:
+        raise InvalidArgument(f"{what}: {len(listed)} of them for {rows} rows")
+    return listed
+
+
+def pack_versions(version: WeightVersion, rows: int) -> tuple[bytes, bytes]:
+    """Packs weight versions.
+
+    Args:
+        version: for all rows, an int or a tuple (min, max); or one of these, or None, per row: a list or an array
+            `[rows]` or `[rows, 2]`.
+        rows: of the call.
+
+    Returns:
+        The minima and the maxima, int64 `[rows]` each.
+    """
+    if isinstance(version, int | tuple | np.integer):
+        spans = np.broadcast_to(np.array([_span(version, "weight_version", [])], dtype=np.int64), (rows, 2))
+    else:
+        values = _one_per_row(version, "weight_version", rows)
+        listed = [_span(value, f"weight_version[{row}]", [row]) for row, value in enumerate(values)]
+        spans = np.array(listed, dtype=np.int64).reshape(rows, 2)
+    return pack_array(spans[:, 0], I64), pack_array(spans[:, 1], I64)
+
+
+def _span(value: Any, path: str, rows: list[int]) -> tuple[int, int]:
+    if value is None:
+        return NO_VERSION, NO_VERSION
+    ends = tuple(value) if isinstance(value, tuple | list | np.ndarray) and np.ndim(value) == 1 else (value, value)
+    if len(ends) != 2 or any(isinstance(end, bool) or not isinstance(end, int | np.integer) for end in ends):
+        raise InvalidArgument(f"{path}={value!r}: expected an int or a pair (min, max)", rows=rows)
+    low, high = int(ends[0]), int(ends[1])
+    if not 0 <= low <= high < 1 << 63:
+        raise InvalidArgument(f"{path}={value!r}: expected 0 <= min <= max < 2**63", rows=rows)
+    return low, high
+
+
+@dataclass(frozen=True, slots=True)
+class RowArguments:
+    """What a put says of its rows, besides their values.
+
+    Attributes:
+        ids: of samples that exist; None puts new samples.
+        keys, groups, weight_version, tags: as `Partition.put` takes them.
+        upsert: replace what is there.
+    """
+
+    ids: Any = None
+    keys: Sequence[str | None] | None = None
+    groups: Sequence[Group | None] | None = None
+    weight_version: WeightVersion | None = None
+    tags: Tags | Sequence[Tags] | None = None
+    upsert: bool = False
+
+    def to_wire(self, rows: int) -> dict[str, Any]:
+        """Checks the arguments against the number of rows.
+
+        Returns:
+            Fields of a CommitRequest.
+        """
+        wire: dict[str, Any] = {"rows": rows, "upsert": bool(self.upsert)}
+        if self.ids is not None:
+            if self.keys is not None:
+                raise InvalidArgument("keys are given with new samples; samples that exist (ids=...) keep their keys")
+            ids = row_ids(self.ids, rows=rows)
+            _check_distinct(ids)
+            wire["ids"] = pack_array(ids, I64)
+        if self.keys is not None:
+            wire["keys"] = pack_keys(self.keys, rows)
+        if self.groups is not None:
+            wire["groups"] = pack_groups(self.groups, rows)
+        if self.weight_version is not None:
+            wire["version_min"], wire["version_max"] = pack_versions(self.weight_version, rows)
+        if self.tags is not None:
+            wire["tags"] = pack_tags(self.tags, rows)
+        return wire
+
+
+def _check_distinct(ids: NDArray[np.int64]) -> None:
+    order = np.argsort(ids, kind="stable")
+    repeated = np.flatnonzero(ids[order][1:] == ids[order][:-1])
+    if len(repeated):
+        first, second = sorted((int(order[repeated[0]]), int(order[repeated[0] + 1])))
+        raise InvalidArgument(f"ids[{second}]={ids[second]} is the same as ids[{first}]", rows=[first, second])

@@ -1,0 +1,193 @@
+"""Channels to the daemons: keepalive, message sizes, TLS and the token."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from tqclient import limits
+from tqclient.errors import InvalidArgument
+from tqclient.operations.effects import CONTROLLER
+from tqclient.wire.v1.controller_pb2_grpc import ControllerStub
+from tqclient.wire.v1.storage_pb2_grpc import StorageStub
+
+OPTIONS: Final = (
+    ("grpc.max_send_message_length", limits.MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", limits.MESSAGE_BYTES_MAX),
+    ("grpc.keepalive_time_ms", limits.KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", limits.KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_retries", 0),  # operations try again by themselves, and know what may be repeated
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TLS:
+    """Files for an encrypted connection, PEM each.
+
+    Attributes:
+        ca: roots that sign the daemons' certificates; None takes the system's.
+        cert: this client's chain, where the daemons ask for one; with `key`.
+        key: this client's private key.
+    """
+
+    ca: str | os.PathLike[str] | None = None
+    cert: str | os.PathLike[str] | None = None
+    key: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            raise InvalidArgument("TLS(cert=..., key=...) go together; one of them is missing")
+
+    @classmethod
+    def from_environment(cls) -> TLS | None:
+        """Returns what TQ_TLS_CA, TQ_TLS_CERT and TQ_TLS_KEY name; None when none is set."""
+        files = [os.environ.get(f"TQ_TLS_{name}") or None for name in ("CA", "CERT", "KEY")]
+        return cls(*files) if any(files) else None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Reads the files.
+
+        Raises:
+            InvalidArgument: one cannot be read.
+        """
+        try:
+            ca, cert, key = (Path(file).read_bytes() if file else None for file in (self.ca, self.cert, self.key))
+        except OSError as error:
+            raise InvalidArgument(f"TLS: {error}") from None
+        return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to reach the daemons.
+
+    Attributes:
+        address: `host:port` of the controller.
+        token: bearer token; None sends none.
+        tls: None speaks plain text.
+    """
+
+    address: str
+    token: str | None = None
+    tls: TLS | None = None
+
+    def __repr__(self) -> str:
+        return f"Access(address={self.address!r}, token={'set' if self.token else None}, tls={self.tls!r})"
+
+    def channel(self, address: str) -> grpc.Channel:
+        """Opens a blocking channel."""
+        if self.tls is None:
+            channel = grpc.insecure_channel(address, options=OPTIONS)
+        else:
+            channel = grpc.secure_channel(address, self.tls.credentials(), options=OPTIONS)
+        return grpc.intercept_channel(channel, _BearerToken(self.token)) if self.token else channel
+
+    def aio_channel(self, address: str) -> Any:
+        """Opens an asyncio channel; within its event loop."""
+        interceptors = _aio_interceptors(self.token) if self.token else None
+        if self.tls is None:
+            return grpc.aio.insecure_channel(address, options=OPTIONS, interceptors=interceptors)
+        return grpc.aio.secure_channel(address, self.tls.credentials(), options=OPTIONS, interceptors=interceptors)
+
+
+class Channels:
+    """One channel per daemon, opened when first needed; implements `driver.Stubs`. Safe to use from many threads.
+
+    Args:
+        address: of the controller.
+        open_channel: `Access.channel` or `Access.aio_channel`.
+    """
+
+    def __init__(self, address: str, open_channel: Callable[[str], Any]) -> None:
+        self._controller = address
+        self._open = open_channel
+        self._lock = threading.Lock()
+        self._channels: dict[str, Any] = {}
+        self._stubs: dict[str, Any] = {}
+
+    def channel(self, address: str) -> Any:
+        """Returns the channel to an address."""
+        with self._lock:
+            if address not in self._channels:
+                self._channels[address] = self._open(address)
+            return self._channels[address]
+
+    def stub(self, target: str) -> Any:
+        """Returns the stub of the controller or of a storage node."""
+        stub = self._stubs.get(target)
+        if stub is None:
+            address = self._controller if target == CONTROLLER else target
+            kind = ControllerStub if target == CONTROLLER else StorageStub
+            stub = self._stubs[target] = kind(self.channel(address))
+        return stub
+
+    def take_all(self) -> list[Any]:
+        """Empties the table and returns the channels that were open, to be closed."""
+        with self._lock:
+            channels = list(self._channels.values())
+            self._channels.clear()
+            self._stubs.clear()
+        return channels
+
+
+class _CallDetails(grpc.ClientCallDetails):  # type: ignore[misc,unused-ignore]
+    """The details of a call with other metadata."""
+
+    def __init__(self, details: Any, metadata: Any) -> None:
+        self.method = details.method
+        self.timeout = details.timeout
+        self.metadata = metadata
+        self.credentials = details.credentials
+        self.wait_for_ready = details.wait_for_ready
+        self.compression = getattr(details, "compression", None)
+
+
+class _BearerToken(
+    grpc.UnaryUnaryClientInterceptor,  # type: ignore[misc,unused-ignore]
+    grpc.UnaryStreamClientInterceptor,  # type: ignore[misc,unused-ignore]
+    grpc.StreamUnaryClientInterceptor,  # type: ignore[misc,unused-ignore]
+    grpc.StreamStreamClientInterceptor,  # type: ignore[misc,unused-ignore]
+):
+    """Adds the token to every call of a blocking channel."""
+
+    def __init__(self, token: str) -> None:
+        self._entry = ("authorization", f"Bearer {token}")
+
+    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return continuation(self._with_token(client_call_details), request)
+
+    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return continuation(self._with_token(client_call_details), request)
+
+    def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        return continuation(self._with_token(client_call_details), request_iterator)
+
+    def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        return continuation(self._with_token(client_call_details), request_iterator)
+
+    def _with_token(self, details: Any) -> _CallDetails:
+        return _CallDetails(details, [*(details.metadata or ()), self._entry])
+
+
+def _aio_interceptors(token: str) -> list[Any]:
+    class Bearer(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc,unused-ignore]
+        """Adds the token to every call of an asyncio channel; operations make unary ones alone."""
+
+        async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+            metadata = client_call_details.metadata or grpc.aio.Metadata()
+            metadata.add("authorization", f"Bearer {token}")
+            return await continuation(client_call_details._replace(metadata=metadata), request)
+
+    return [Bearer()]

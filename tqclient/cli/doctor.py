@@ -1,0 +1,172 @@
+"""`tq doctor`: what works from here, what does not, and why."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import platform
+import shutil
+import time
+import uuid
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+from rich.console import Group
+from rich.text import Text
+
+from tqclient.cli.connection import connect, controller_address
+from tqclient.cli.report import Report, size_text, table
+from tqclient.errors import TQError
+from tqclient.info import ClusterInfo
+
+if TYPE_CHECKING:
+    from tqclient.client import Client
+
+WRITE_BYTES: Final = 1 << 20
+SHARED_MEMORY: Final = Path("/dev/shm")
+
+Verdict = Literal["ok", "note", "bad"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        subject: what was looked at.
+        verdict: `ok`; `note`: something is not to be had here, and nothing depends on it; `bad`: something is broken.
+        detail: what was found.
+        remedy: what to do about it.
+    """
+
+    subject: str
+    verdict: Verdict
+    detail: str
+    remedy: str = ""
+
+
+def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds this module's command to the parser."""
+    doctor = commands.add_parser(
+        "doctor",
+        parents=[common],
+        allow_abbrev=False,
+        help="which daemons and transports work from here, and why not; exits with 1 when something is broken",
+    )
+    doctor.add_argument(
+        "--write", action="store_true", help="also put 1 MiB over each path, read it back, and remove it"
+    )
+    doctor.set_defaults(run=lambda arguments: report_of(examine(arguments)))
+
+
+def report_of(findings: list[Finding]) -> Report:
+    """Returns the findings, and 1 as exit code when one is bad."""
+    rows = [
+        (each.verdict, each.subject, f"{each.detail} → {each.remedy}" if each.remedy else each.detail)
+        for each in findings
+    ]
+    bad = sum(each.verdict == "bad" for each in findings)
+    closing = f"{bad} of {len(findings)} findings are bad" if bad else "nothing is broken"
+    view = Group(table(["", "subject", "finding"], rows), "", Text(closing))
+    data = {"healthy": not bad, "findings": [dataclasses.asdict(each) for each in findings]}
+    return Report(data, view, code=1 if bad else 0)
+
+
+def examine(arguments: argparse.Namespace) -> list[Finding]:
+    """Looks at this machine, then at the controller, then at every path to every storage node."""
+    findings = [_versions(), _shared_memory()]
+    address = controller_address(arguments)
+    try:
+        with connect(arguments) as client:
+            started = time.monotonic()
+            cluster = client.describe()
+            elapsed_ms = (time.monotonic() - started) * 1000
+    except TQError as error:
+        remedy = (
+            "start one (tq up, tq-controller), or name it with --controller or TQ_CONTROLLER" if error.retryable else ""
+        )
+        return [*findings, Finding(f"controller {address}", "bad", str(error), remedy)]
+    detail = f"answered in {elapsed_ms:.0f} ms; start {cluster.epoch}, {cluster.sessions} sessions"
+    findings.append(Finding(f"controller {address}", "ok", detail))
+    findings += node_findings(cluster)
+    return findings + [finding for name in _transports() for finding in _path_findings(arguments, name)]
+
+
+def node_findings(cluster: ClusterInfo) -> list[Finding]:
+    """Judges the storage nodes as `auto` reaches them."""
+    if not cluster.nodes:
+        return [Finding("storage nodes", "bad", "none has ever attached", "start tq-storage with --controller")]
+    findings = []
+    for node in cluster.nodes:
+        subject = f"node {node.name} {node.address}"
+        if not node.attached:
+            findings.append(Finding(subject, "bad", "its link to the controller is down", "look at its log"))
+        elif not node.transport:
+            findings.append(
+                Finding(subject, "bad", f"no path from here: {node.reason}", "is its address right from here?")
+            )
+        else:
+            used = f"{size_text(node.used_bytes)} of {size_text(node.capacity_bytes)} in use"
+            findings.append(Finding(subject, "ok", f"over {node.transport}: {node.reason}; {used}"))
+    return findings
+
+
+def _transports() -> list[str]:
+    from tqclient.transport.select import OPENERS
+
+    return list(OPENERS)
+
+
+def _path_findings(arguments: argparse.Namespace, transport: str) -> list[Finding]:
+    """Requires one transport for every node; a path that is not to be had is a note, as another one may serve."""
+    subject = f"transport {transport}"
+    try:
+        with connect(arguments, transport=transport) as client:
+            nodes = [node for node in client.describe().nodes if node.attached]
+            findings = [
+                Finding(f"{subject} to {node.name}", "ok" if node.transport == transport else "note", node.reason)
+                for node in nodes
+            ]
+            if arguments.write and any(node.transport == transport for node in nodes):
+                findings.append(_round_trip(client, subject))
+    except TQError as error:
+        return [Finding(subject, "note", str(error))]
+    return findings
+
+
+def _round_trip(client: Client, subject: str) -> Finding:
+    """Puts values into a partition of its own, reads them back, and removes it."""
+    sent = np.random.default_rng().integers(0, 256, WRITE_BYTES, dtype=np.uint8).reshape(1, -1)
+    name = f"tq-doctor/{uuid.uuid4().hex}"
+    partition = client.create_partition(name)
+    try:
+        started = time.monotonic()
+        ids = partition.put({"bytes": sent})
+        put_ms = (time.monotonic() - started) * 1000
+        received = partition.get(ids)["bytes"]
+        get_ms = (time.monotonic() - started) * 1000 - put_ms
+    except TQError as error:
+        return Finding(f"{subject}: put and get", "bad", f"{type(error).__name__}: {error}")
+    finally:
+        client.delete_partition(name)
+    if not np.array_equal(received, sent):
+        return Finding(f"{subject}: put and get", "bad", "other bytes came back", "report this as a bug, with the logs")
+    size = size_text(WRITE_BYTES)
+    return Finding(f"{subject}: put and get", "ok", f"{size} put in {put_ms:.1f} ms, read back in {get_ms:.1f} ms")
+
+
+def _versions() -> Finding:
+    versions = " ".join(f"{name} {metadata.version(name)}" for name in ("tq-dataplane", "grpcio", "protobuf", "numpy"))
+    return Finding("this client", "ok", f"{versions}, Python {platform.python_version()}, pid {os.getpid()}")
+
+
+def _shared_memory() -> Finding:
+    if not os.access(SHARED_MEMORY, os.R_OK | os.W_OK | os.X_OK):
+        return Finding("shared memory", "note", f"{SHARED_MEMORY} cannot be used", "mount a tmpfs there")
+    usage = shutil.disk_usage(SHARED_MEMORY)
+    return Finding(
+        "shared memory", "ok", f"{size_text(usage.free)} of {size_text(usage.total)} free in {SHARED_MEMORY}"
+    )

@@ -1,0 +1,93 @@
+"""`tq top`: the service as it changes."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from tqclient.cli.connection import connect
+from tqclient.cli.look import partitions_report, status_report
+from tqclient.cli.report import Report, table
+from tqclient.errors import InvalidArgument
+from tqclient.info import ClusterInfo, PartitionInfo
+
+
+@dataclass(frozen=True)
+class Look:
+    """The service at one moment.
+
+    Attributes:
+        seconds: on a monotonic clock.
+        cluster: the controller and its nodes.
+        partitions: all of them.
+    """
+
+    seconds: float
+    cluster: ClusterInfo
+    partitions: Sequence[PartitionInfo]
+
+
+def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds this module's command to the parser."""
+    top = commands.add_parser(
+        "top", parents=[common], allow_abbrev=False, help="status and partitions, live, with rates; Ctrl-C ends it"
+    )
+    top.add_argument("--interval", metavar="SECONDS", type=float, default=1.0, help="between two looks [%(default)s]")
+    top.add_argument("--count", metavar="N", type=int, help="looks to take; without it, until Ctrl-C")
+    top.set_defaults(run=_top)
+
+
+def _top(arguments: argparse.Namespace) -> Report:
+    if arguments.interval <= 0 or (arguments.count is not None and arguments.count < 1):
+        raise InvalidArgument("--interval and --count must be above 0")
+    console = Console()
+    screen = Console(quiet=arguments.json)
+    with connect(arguments) as client, Live(console=screen, transient=True, auto_refresh=False) as live:
+        before: Look | None = None
+        for taken in itertools.count(1):
+            look = Look(time.monotonic(), client.describe(), client.partitions())
+            report = report_of(look, before)
+            if taken == arguments.count:
+                return report
+            if arguments.json:
+                report.write(console, as_json=True)
+            else:
+                live.update(report.view, refresh=True)
+            before = look
+            time.sleep(arguments.interval)
+    raise AssertionError("count() has no end")
+
+
+def report_of(look: Look, before: Look | None) -> Report:
+    """Returns a look, with rates since the one before."""
+    status, partitions = status_report(look.cluster), partitions_report(look.partitions)
+    rates = rates_of(look, before) if before else {}
+    rows = [(name, f"{rate:,.1f}") for name, rate in rates.items() if rate]
+    moving = table(["per second", "#"], rows) if rows else Text("nothing moves")
+    data = {"cluster": status.data, "partitions": partitions.data, "rates": rates}
+    return Report(data, Group(status.view, "", partitions.view, "", moving))
+
+
+def rates_of(look: Look, before: Look) -> dict[str, float]:
+    """Returns what changed per second: changes, and by partition new samples and what each consumer acknowledged.
+
+    A partition that is new counts from nothing; what fell (samples that were cleared) is negative.
+    """
+    elapsed = look.seconds - before.seconds
+    changes = {"changes": look.cluster.journal_sequence - before.cluster.journal_sequence}
+    former = {info.partition_id: info for info in before.partitions}
+    for info in look.partitions:
+        old = former.get(info.partition_id)
+        changes[f"{info.name}: samples"] = info.samples - (old.samples if old else 0)
+        for consumer, counts in info.counts.items():
+            counts_before = old.counts.get(consumer, {}) if old else {}
+            changes[f"{info.name}: acknowledged by {consumer}"] = counts["consumed"] - counts_before.get("consumed", 0)
+    return {name: round(change / elapsed, 3) for name, change in changes.items()}

@@ -1,0 +1,89 @@
+"""Checksums over fixed units of a stream, computed and compared while the bytes are warm in the cache.
+
+A unit is a power of two near the mean row, so that a scattered row is verified by reading less than two units more than
+itself, and a large stream costs one hash call per 32 KiB or more. See docs/decisions/0001-block-format.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from tqclient.limits import KIB
+
+UNIT_MIN: Final = 4 * KIB
+UNIT_USUAL: Final = 32 * KIB
+"""From here on, a unit is at most a 64th of the mean row: a range of a row over-reads little."""
+UNIT_MAX: Final = 128 * KIB
+PIECE_BYTES: Final = 512 * KIB
+"""Copied, then hashed: small enough to be in the cache still, large enough that the interpreter does not show."""
+
+_digest: Final[Callable[[Any], int]] = xxhash.xxh3_64_intdigest  # takes any buffer, arrays included
+
+
+def unit_bytes(length: int, rows: int) -> int:
+    """The checksum unit of a stream of `length` bytes that holds `rows` rows."""
+    mean = length // rows if rows else 0
+    if mean <= UNIT_MIN:
+        return UNIT_MIN
+    largest = min(max(UNIT_USUAL, mean // 64), UNIT_MAX)
+    return 1 << (min(mean, largest).bit_length() - 1)
+
+
+def unit_count(length: int, unit: int) -> int:
+    """How many checksums a stream of `length` bytes has; the last one may cover less than a unit."""
+    return -(-length // unit)
+
+
+class Checksums:
+    """The checksums of a stream that is being written, in any order and from any thread.
+
+    Attributes:
+        stream: uint8, where it is written.
+        unit: bytes per checksum.
+    """
+
+    def __init__(self, stream: NDArray[np.uint8], unit: int) -> None:
+        self.stream = stream
+        self.unit = unit
+        self._digests: list[int | None] = [None] * unit_count(stream.size, unit)
+
+    def hash(self, start: int, stop: int) -> None:
+        """Hashes the units that lie wholly within [start, stop), which has just been written."""
+        stream, unit, digests = self.stream, self.unit, self._digests
+        first = -(-start // unit)
+        last = len(digests) if stop == stream.size else stop // unit
+        for index in range(first, last):
+            digests[index] = _digest(stream[index * unit : (index + 1) * unit])
+
+    def finish(self) -> NDArray[np.uint64]:
+        """Hashes the units that no single write covered, and returns all checksums, uint64 [units]."""
+        stream, unit = self.stream, self.unit
+        digests = [
+            _digest(stream[index * unit : (index + 1) * unit]) if digest is None else digest
+            for index, digest in enumerate(self._digests)
+        ]
+        return np.array(digests, np.dtype("<u8"))
+
+
+def first_mismatch(data: NDArray[np.uint8], unit: int, expected: NDArray[np.uint64]) -> int | None:
+    """Compares whole units with their checksums.
+
+    Args:
+        data: uint8; begins at a unit's first byte, ends at a unit's or the stream's last.
+        unit: bytes.
+        expected: uint64, one per unit of `data`.
+
+    Returns:
+        The index within `data` of the first unit that differs, or None.
+    """
+    position = 0
+    for index, checksum in enumerate(expected.tolist()):
+        if _digest(data[position : position + unit]) != checksum:
+            return index
+        position += unit
+    return None

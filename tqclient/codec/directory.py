@@ -1,0 +1,315 @@
+"""The directory of a block: its columns, where their streams lie, row lengths and checksums.
+
+It is all that a reader needs to know which bytes hold (and verify) any rows of any field; the controller stores it next
+to the block's extent. Parsing takes no memory but views of the directory itself and one small object per column, and
+believes nothing: each count is held against the bytes that are left before it is used.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from tqclient import limits
+from tqclient.codec import dtypes
+from tqclient.codec.checksum import UNIT_MAX, UNIT_MIN, unit_count
+from tqclient.codec.header import ALIGN, CRITICAL_KNOWN, FORMAT, HEADER_BYTES, aligned, check_version
+from tqclient.errors import CorruptBlock
+from tqclient.schema import DEPTH_MAX, Form
+
+_MAGIC: Final = b"TQDR"
+_PREFIX: Final = struct.Struct("<4sIIIQQ")  # magic, format, critical, fields, rows, size_bytes
+_NODE: Final = struct.Struct("<BBHIIIII")  # kind, container, flags, children, name and dtype bytes, dimensions, streams
+_STREAM: Final = struct.Struct("<QQBBHI")  # offset, length, width of a count, log2 of the unit, 2 reserved
+_CHECKSUM: Final = struct.Struct("<Q")
+
+COLUMNS_MAX: Final = 1 << 16
+"""Columns of one block, structs' children included."""
+DIMENSIONS_MAX: Final = 64
+
+DENSE, RAGGED, STRUCT, TEXT, BYTES, RECORD = range(1, 7)
+_FORM_KIND: Final = {DENSE: "dense", RAGGED: "ragged", STRUCT: "struct", TEXT: "list", BYTES: "list", RECORD: "list"}
+_CONTAINERS: Final = ("", "torch", "numpy", "nested")
+FLAG_PICKLE: Final = 1
+"""Some value of this record column was pickled."""
+
+
+class StreamSize(NamedTuple):
+    """What a plan knows of a stream before it is written."""
+
+    length: int
+    counts: NDArray[np.int64] | None  # per row, in items; None: all rows are equally long
+    unit: int
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One run of payload: the rows of a column back to back.
+
+    Attributes:
+        offset: of its first byte within the block.
+        length: in bytes.
+        unit: bytes per checksum.
+        rows: how many it holds.
+        item_bytes: bytes per item; a row has `counts[row]` items, or one when `counts` is None.
+        counts: unsigned [rows], as narrow as it was written.
+        checksums: uint64, one per unit.
+    """
+
+    offset: int
+    length: int
+    unit: int
+    rows: int
+    item_bytes: int
+    counts: NDArray[Any] | None
+    checksums: NDArray[np.uint64]
+    _bounds: list[NDArray[np.int64]] = field(default_factory=list, compare=False, repr=False)
+
+    def bounds(self) -> NDArray[np.int64]:
+        """int64 [rows + 1]: row i is bytes bounds[i]:bounds[i + 1] of the stream."""
+        if not self._bounds:
+            counts = np.ones(self.rows, np.int64) if self.counts is None else self.counts
+            bounds = np.zeros(self.rows + 1, np.int64)
+            np.cumsum(counts, dtype=np.int64, out=bounds[1:])
+            bounds *= self.item_bytes
+            self._bounds.append(bounds)
+        return self._bounds[0]
+
+    def extents(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(starts, stops) in bytes within the stream, int64 [len(rows)] each."""
+        if self.counts is None:
+            starts = rows * self.item_bytes
+            return starts, starts + self.item_bytes
+        bounds = self.bounds()
+        return bounds[rows], bounds[rows + 1]
+
+    def row_counts(self, rows: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Items of each row, int64."""
+        if self.counts is None:
+            return np.ones(self.rows if rows is None else len(rows), np.int64)
+        return (self.counts if rows is None else self.counts[rows]).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One column, or a struct of columns."""
+
+    name: str
+    kind: int
+    form: Form
+    flags: int
+    streams: tuple[Stream, ...]
+    children: tuple[Node, ...]
+
+    def leaves(self) -> list[Node]:
+        """The columns that have streams."""
+        return [self] if not self.children else [leaf for child in self.children for leaf in child.leaves()]
+
+
+class NodePlan(NamedTuple):
+    """What is written of a node; `extents` and `checksums` are filled in once they are known."""
+
+    name: str
+    kind: int
+    form: Form
+    flags: int
+    streams: Sequence[StreamSize]
+    children: Sequence[NodePlan]
+
+
+def count_width(counts: NDArray[np.int64]) -> int:
+    """Bytes per row count: the narrowest of 1, 2, 4, 8."""
+    largest = int(counts.max(initial=0))
+    return next(width for width in (1, 2, 4, 8) if largest < 1 << (8 * width))
+
+
+def directory_bytes(nodes: Sequence[NodePlan]) -> int:
+    """The exact size of what `build` returns."""
+    return _PREFIX.size + sum(map(_node_bytes, nodes)) + _CHECKSUM.size
+
+
+def _node_bytes(node: NodePlan) -> int:
+    size = _NODE.size + len(node.name.encode()) + len(node.form.dtype.encode()) + 8 * len(node.form.shape)
+    for length, counts, unit in node.streams:
+        size += _STREAM.size + 8 * unit_count(length, unit)
+        size += 0 if counts is None else count_width(counts) * len(counts)
+    return size + sum(map(_node_bytes, node.children))
+
+
+def build(
+    nodes: Sequence[NodePlan],
+    rows: int,
+    size_bytes: int,
+    offsets: Sequence[int],
+    checksums: Sequence[NDArray[np.uint64]],
+) -> bytes:
+    """Encodes a directory.
+
+    Args:
+        nodes: the fields.
+        rows: of the block.
+        size_bytes: of the block.
+        offsets: of each stream within the block, nodes in preorder.
+        checksums: of each stream, likewise.
+    """
+    streams = iter(zip(offsets, checksums, strict=True))
+    parts = [_PREFIX.pack(_MAGIC, FORMAT, CRITICAL_KNOWN, len(nodes), rows, size_bytes)]
+
+    def add(node: NodePlan) -> None:
+        name, dtype, shape = node.name.encode(), node.form.dtype.encode(), node.form.shape
+        container = _CONTAINERS.index(node.form.container)
+        sizes = (len(node.children), len(name), len(dtype), len(shape), len(node.streams))
+        parts.append(_NODE.pack(node.kind, container, node.flags, *sizes))
+        parts.extend((name, dtype, np.array(shape, "<i8").tobytes()))
+        for length, counts, unit in node.streams:
+            offset, digests = next(streams)
+            width = 0 if counts is None else count_width(counts)
+            parts.append(_STREAM.pack(offset, length, width, unit.bit_length() - 1, 0, 0))
+            if counts is not None:
+                parts.append(counts.astype(f"<u{width}").tobytes())
+            parts.append(digests.tobytes())
+        for child in node.children:
+            add(child)
+
+    for node in nodes:
+        add(node)
+    body = b"".join(parts)
+    return body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))
+
+
+class _Cursor:
+    """Reads a directory front to back, never past its end."""
+
+    def __init__(self, body: memoryview, payload: int) -> None:
+        self.body = body
+        self.position = 0
+        self.payload_end = payload
+        self.columns = 0
+
+    def take(self, size: int) -> memoryview:
+        if size > len(self.body) - self.position:
+            raise CorruptBlock(f"the directory ends within a part of {size} bytes at {self.position}")
+        part = self.body[self.position : self.position + size]
+        self.position += size
+        return part
+
+    def unpack(self, form: struct.Struct) -> tuple[Any, ...]:
+        return form.unpack(self.take(form.size))
+
+    def text(self, size: int) -> str:
+        try:
+            return str(self.take(size), "utf-8")
+        except UnicodeDecodeError:
+            raise CorruptBlock("a name in the directory is not UTF-8") from None
+
+
+def parse(directory: bytes) -> tuple[int, int, tuple[Node, ...]]:
+    """Decodes a directory.
+
+    Returns:
+        (rows, size_bytes, fields). Counts and checksums are views of `directory`.
+
+    Raises:
+        CorruptBlock: it is cut, damaged, or contradicts itself.
+        UnsupportedVersion: a newer format, or a feature that this reader lacks.
+    """
+    if len(directory) < _PREFIX.size + _CHECKSUM.size:
+        raise CorruptBlock(f"a directory of {len(directory)} bytes is shorter than its prefix")
+    body = memoryview(directory)[: -_CHECKSUM.size]
+    if _CHECKSUM.unpack_from(directory, len(body))[0] != xxhash.xxh3_64_intdigest(body):
+        raise CorruptBlock("the block's directory fails its checksum")
+    cursor = _Cursor(body, aligned(HEADER_BYTES + len(directory)))
+    magic, version, critical, fields, rows, size_bytes = cursor.unpack(_PREFIX)
+    if magic != _MAGIC:
+        raise CorruptBlock(f"not a directory: it begins with {magic!r}")
+    check_version("directory", version, critical)
+    if rows > limits.ROWS_PER_PUT_MAX or size_bytes > limits.BLOCK_BYTES_MAX or fields > limits.FIELDS_MAX:
+        raise CorruptBlock(f"{rows} rows, {fields} fields or {size_bytes} bytes are more than any block may have")
+    if size_bytes < cursor.payload_end:
+        raise CorruptBlock(f"a block of {size_bytes} bytes is shorter than its header and directory")
+    nodes = tuple(_parse_node(cursor, rows, size_bytes, DEPTH_MAX) for _ in range(fields))
+    if cursor.position != len(body):
+        raise CorruptBlock(f"{len(body) - cursor.position} bytes follow the directory's last column")
+    if cursor.payload_end != size_bytes:
+        raise CorruptBlock(f"the streams end at {cursor.payload_end}, but the block at {size_bytes}")
+    if len({node.name for node in nodes}) != len(nodes):
+        raise CorruptBlock("two fields of the block have one name")
+    return rows, size_bytes, nodes
+
+
+def _parse_node(cursor: _Cursor, rows: int, size_bytes: int, depth: int) -> Node:
+    kind, container, flags, children, name_bytes, dtype_bytes, dimensions, streams = cursor.unpack(_NODE)
+    cursor.columns += 1
+    if depth == 0 or cursor.columns > COLUMNS_MAX:
+        raise CorruptBlock(f"columns nest deeper than {DEPTH_MAX} or are more than {COLUMNS_MAX}")
+    if kind not in _FORM_KIND or container >= len(_CONTAINERS) or dimensions > DIMENSIONS_MAX:
+        raise CorruptBlock(f"column kind {kind}, container {container} or {dimensions} dimensions do not exist")
+    if (children > 0) != (kind == STRUCT):
+        raise CorruptBlock(f"a column of kind {kind} has {children} children")
+    name, dtype = cursor.text(name_bytes), cursor.text(dtype_bytes)
+    shape = tuple(np.frombuffer(cursor.take(8 * dimensions), "<i8").tolist())
+    item_bytes = _item_bytes(kind, _CONTAINERS[container], dtype, shape, streams)
+    parsed = tuple(_parse_stream(cursor, rows, size_bytes, size, path=name) for size in item_bytes)
+    nodes = tuple(_parse_node(cursor, rows, size_bytes, depth - 1) for _ in range(children))
+    if len({node.name for node in nodes}) != len(nodes):
+        raise CorruptBlock(f"two children of column {name!r} have one name")
+    form = Form(_FORM_KIND[kind], _CONTAINERS[container], dtype, shape, tuple((node.name, node.form) for node in nodes))  # type: ignore[arg-type]
+    return Node(name, kind, form, flags, parsed, nodes)
+
+
+def _item_bytes(kind: int, container: str, dtype: str, shape: tuple[int, ...], streams: int) -> list[tuple[int, bool]]:
+    """(bytes per item, whether rows have counts) for each stream that a column of this kind has."""
+    expected: list[tuple[int, bool]]
+    if kind in (DENSE, RAGGED):
+        shapes_vary = kind == RAGGED and container == "nested" and bool(shape)
+        if any(size < 0 for size in shape) and not (shapes_vary and set(shape) == {-1}):
+            raise CorruptBlock(f"the shape {shape} has a negative size")
+        if container not in ("torch", "numpy") and not (kind == RAGGED and container == "nested"):
+            raise CorruptBlock(f"column kind {kind} cannot be of container {container!r}")
+        try:
+            item = dtypes.itemsize(container, dtype)
+        except dtypes.UnknownDtype as error:
+            raise CorruptBlock(str(error)) from None
+        if shapes_vary:
+            expected = [(item, True), (8 * (len(shape) + 1), False)]
+        else:
+            if item * math.prod(max(1, size) for size in shape) >= limits.BLOCK_BYTES_MAX:
+                raise CorruptBlock(f"rows of shape {shape} are longer than any block")
+            item *= math.prod(shape)
+            expected = [(item, kind == RAGGED)]
+    else:
+        if container or dtype or shape:
+            raise CorruptBlock(f"column kind {kind} has no container, dtype or shape")
+        expected = {STRUCT: [], TEXT: [(1, True)], BYTES: [(1, True)], RECORD: [(1, True), (1, True)]}[kind]
+    if len(expected) != streams:
+        raise CorruptBlock(f"a column of kind {kind} has {streams} streams instead of {len(expected)}")
+    return expected
+
+
+def _parse_stream(cursor: _Cursor, rows: int, size_bytes: int, item: tuple[int, bool], path: str) -> Stream:
+    offset, length, width, unit_log2, _, _ = cursor.unpack(_STREAM)
+    item_bytes, counted = item
+    if offset != cursor.payload_end or offset % ALIGN or length > size_bytes - offset:
+        raise CorruptBlock(f"a stream of column {path!r}, [{offset}, +{length}], lies out of place or out of the block")
+    cursor.payload_end = aligned(offset + length)
+    if (width not in (1, 2, 4, 8)) if counted else width != 0:
+        raise CorruptBlock(f"column {path!r} has row counts of {width} bytes")
+    unit = 1 << min(unit_log2, 63)
+    if not UNIT_MIN <= unit <= UNIT_MAX:
+        raise CorruptBlock(f"column {path!r} has a checksum unit of {unit} bytes")
+    counts = np.frombuffer(cursor.take(rows * width), f"<u{width}") if counted else None
+    # Each count is below 2^44 and there are at most 2^20, so that their sum cannot wrap.
+    if counts is not None and int(counts.max(initial=0)) >= limits.BLOCK_BYTES_MAX:
+        raise CorruptBlock(f"a row of column {path!r} is longer than any block")
+    items = rows if counts is None else int(counts.sum(dtype=np.uint64))
+    if items * item_bytes != length:
+        raise CorruptBlock(f"the rows of column {path!r} have {items * item_bytes} bytes, but its stream has {length}")
+    checksums = np.frombuffer(cursor.take(8 * unit_count(length, unit)), "<u8")
+    return Stream(offset, length, unit, rows, item_bytes, counts, checksums)

@@ -1,0 +1,100 @@
+"""What every column kind implements: an `Encoder` on the way in, a `Column` on the way out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tqclient.codec.checksum import unit_bytes
+from tqclient.codec.directory import NodePlan, StreamSize
+from tqclient.errors import InvalidArgument
+from tqclient.schema import Form
+
+
+class Encoder(ABC):
+    """The values of one column, measured. It holds the caller's tensors, not copies of them.
+
+    Attributes:
+        kind: the directory's number for the kind.
+        form: what the partition's schema must agree to.
+        rows: how many.
+        flags: of the directory's node.
+    """
+
+    kind: ClassVar[int]
+    form: Form
+    rows: int
+    flags: int = 0
+
+    @abstractmethod
+    def streams(self) -> list[StreamSize]:
+        """The streams of this column itself, without its children's."""
+
+    @abstractmethod
+    def write(self, targets: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint64]]:
+        """Writes each stream into its place and returns the checksums of each."""
+
+    @abstractmethod
+    def row_bytes(self) -> NDArray[np.int64]:
+        """Payload bytes of each row, int64 [rows], children included."""
+
+    @abstractmethod
+    def slice(self, start: int, stop: int) -> Encoder:
+        """The rows [start, stop), of the same form."""
+
+    def children(self) -> list[tuple[str, Encoder]]:
+        """(key, column) of a struct."""
+        return []
+
+    def node(self, name: str) -> NodePlan:
+        """What the directory says of this column."""
+        children = [child.node(key) for key, child in self.children()]
+        return NodePlan(name, self.kind, self.form, self.flags, self.streams(), children)
+
+
+def stream_size(length: int, rows: int, counts: NDArray[np.int64] | None = None) -> StreamSize:
+    """A stream of `length` bytes with the checksum unit that suits its rows."""
+    return StreamSize(length, counts, unit_bytes(length, rows))
+
+
+class Column(ABC):
+    """One column as it was read.
+
+    Attributes:
+        form: what it is.
+        rows: how many.
+        is_view: whether it shows bytes of the block itself. A view stays mapped as long as it is referenced, but
+            it is valid only while the claim or pin that it was read under lasts. Never write to a view.
+    """
+
+    form: Form
+    rows: int
+    is_view: bool = False
+
+    @property
+    @abstractmethod
+    def value(self) -> Any:
+        """What was put: a tensor, an array, a NestedTensor, a dict of those, or a list."""
+
+    @abstractmethod
+    def list(self) -> list[Any]:
+        """One Python value per row."""
+
+    def padded(self, value: Any = 0) -> Any:
+        """A ragged column as one dense tensor or array, [rows, longest, *shape].
+
+        Args:
+            value: fills the rows' ends.
+
+        Raises:
+            InvalidArgument: the column is not ragged.
+        """
+        raise InvalidArgument(f"only a ragged column can be padded; this one is {self.form}")
+
+    @abstractmethod
+    def same_rows(self, other: Column) -> NDArray[np.bool_]:
+        """Which rows carry the same bytes and types as those of `other`, bool [rows]. Both have as many rows."""

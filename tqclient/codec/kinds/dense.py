@@ -1,0 +1,84 @@
+"""One tensor or array for all rows: `[rows, *shape]` in one stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tqclient.codec import buffers, dtypes
+from tqclient.codec.directory import DENSE, StreamSize
+from tqclient.codec.kinds.base import Column, Encoder, stream_size
+from tqclient.codec.streams import Group, Reading, read_rows
+from tqclient.schema import Form
+
+
+class DenseEncoder(Encoder):
+    """A tensor or array, or a list of 0-dim ones, which together are one of shape [rows]."""
+
+    kind = DENSE
+
+    def __init__(self, form: Form, pieces: Sequence[Any], rows: int) -> None:
+        self.form = form
+        self.rows = rows
+        self._pieces = pieces
+        self._row_bytes = dtypes.itemsize(form.container, form.dtype) * int(np.prod(form.shape, dtype=object))
+
+    def streams(self) -> list[StreamSize]:
+        return [stream_size(self.rows * self._row_bytes, self.rows)]
+
+    def write(self, targets: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint64]]:
+        sizes = np.full(len(self._pieces), targets[0].size // max(1, len(self._pieces)), np.int64)
+        return [buffers.write_all(self._pieces, sizes, targets[0], self.streams()[0].unit)]
+
+    def row_bytes(self) -> NDArray[np.int64]:
+        return np.full(self.rows, self._row_bytes, np.int64)
+
+    def slice(self, start: int, stop: int) -> DenseEncoder:
+        whole = len(self._pieces) == 1 and self._pieces[0].ndim > 0
+        pieces = [self._pieces[0][start:stop]] if whole else self._pieces[start:stop]
+        return DenseEncoder(self.form, pieces, stop - start)
+
+
+class DenseColumn(Column):
+    """A tensor or array, [rows, *shape]."""
+
+    def __init__(self, form: Form, data: NDArray[np.uint8], rows: int, is_view: bool) -> None:
+        self.form = form
+        self.rows = rows
+        self.is_view = is_view
+        self.data = data
+
+    @property
+    def value(self) -> Any:
+        shape = (self.rows, *self.form.shape)
+        if self.form.container == "numpy":
+            return buffers.as_array(self.data, dtypes.numpy_dtype(self.form.dtype), shape)
+        return buffers.as_tensor(self.data, dtypes.torch_dtype(self.form.dtype), shape)
+
+    def list(self) -> list[Any]:
+        value = self.value
+        if isinstance(value, torch.Tensor):
+            return list(value.unbind(0))
+        if value.ndim > 1:
+            return list(value)
+        return [value[row : row + 1].reshape(()) for row in range(self.rows)]
+
+    def same_rows(self, other: Column) -> NDArray[np.bool_]:
+        if not isinstance(other, DenseColumn):
+            return other.same_rows(self)
+        if self.form != other.form:
+            return np.zeros(self.rows, bool)
+        if not self.data.size:
+            return np.ones(self.rows, bool)
+        same: NDArray[np.bool_] = (self.data.reshape(self.rows, -1) == other.data.reshape(self.rows, -1)).all(axis=1)
+        return same
+
+
+def read(groups: Sequence[Group], form: Form, reading: Reading) -> DenseColumn:
+    """Reads a dense column."""
+    rows = read_rows(groups, 0, reading, view=not reading.copy)
+    return DenseColumn(form, rows.data, len(rows.bounds) - 1, rows.is_view)

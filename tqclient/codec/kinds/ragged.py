@@ -1,0 +1,189 @@
+"""Rows of one dtype and trailing shape, of any length: values back to back, lengths in the directory.
+
+The values are those of a jagged NestedTensor, so that one is made without a copy. A strided NestedTensor of 2-D or
+larger rows may vary in each dimension; then a second stream holds each row's shape, int64 [rows, dimensions].
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tqclient.codec import buffers, dtypes
+from tqclient.codec.directory import DENSE, RAGGED, StreamSize
+from tqclient.codec.kinds.base import Column, Encoder, stream_size
+from tqclient.codec.kinds.dense import DenseColumn
+from tqclient.codec.streams import Group, Reading, read_rows
+from tqclient.errors import CorruptBlock, InvalidArgument
+from tqclient.schema import Form
+
+# At a process's first jagged tensor, torch 2.13 logs advice to authors of its own internals.
+logging.getLogger("torch.fx._symbolic_trace").addFilter(
+    lambda record: not record.getMessage().startswith("is_fx_tracing will return true")
+)
+
+
+def _item_bytes(form: Form) -> int:
+    trailing = () if -1 in form.shape else form.shape
+    return dtypes.itemsize(form.container, form.dtype) * int(np.prod(trailing, dtype=object))
+
+
+class RaggedEncoder(Encoder):
+    """A list of tensors or arrays, or the values of a jagged NestedTensor."""
+
+    kind = RAGGED
+
+    def __init__(self, form: Form, pieces: Sequence[Any], counts: NDArray[np.int64], *, joined: bool = False) -> None:
+        """Args: `joined`: `pieces` is the one tensor of all rows' values, rather than one tensor per row."""
+        self.form = form
+        self.rows = len(counts)
+        self._pieces = pieces
+        self._counts = counts
+        self._joined = joined
+        self._varying = -1 in form.shape
+
+    def streams(self) -> list[StreamSize]:
+        items = int(self._counts.sum())
+        values = stream_size(items * _item_bytes(self.form), self.rows, self._counts)
+        return [values, stream_size(self._shape_bytes() * self.rows, self.rows)] if self._varying else [values]
+
+    def _shape_bytes(self) -> int:
+        return 8 * (len(self.form.shape) + 1) if self._varying else 0
+
+    def write(self, targets: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint64]]:
+        sizes = np.array([targets[0].size], np.int64) if self._joined else self._counts * _item_bytes(self.form)
+        units = [stream.unit for stream in self.streams()]
+        pieces = [piece.reshape(-1) for piece in self._pieces] if self._varying else self._pieces
+        checksums = [buffers.write_all(pieces, sizes, targets[0], units[0])]
+        if self._varying:
+            shapes = np.array([piece.shape for piece in self._pieces], "<i8")
+            checksums.append(buffers.write_bytes(shapes.tobytes(), targets[1], units[1]))
+        return checksums
+
+    def row_bytes(self) -> NDArray[np.int64]:
+        return self._counts * _item_bytes(self.form) + self._shape_bytes()
+
+    def slice(self, start: int, stop: int) -> RaggedEncoder:
+        if self._joined:
+            low, high = int(self._counts[:start].sum()), int(self._counts[:stop].sum())
+            pieces: Sequence[Any] = [self._pieces[0][low:high]]
+        else:
+            pieces = self._pieces[start:stop]
+        return RaggedEncoder(self.form, pieces, self._counts[start:stop], joined=self._joined)
+
+
+class RaggedColumn(Column):
+    """Values [items, *shape] and offsets: a jagged or strided NestedTensor, or a list of arrays."""
+
+    def __init__(
+        self,
+        form: Form,
+        data: NDArray[np.uint8],
+        counts: NDArray[np.int64],
+        *,
+        is_view: bool = False,
+        shapes: NDArray[np.int64] | None = None,
+    ) -> None:
+        self.form = form
+        self.rows = len(counts)
+        self.is_view = is_view
+        self.data = data
+        self.counts = counts
+        self._shapes = shapes
+
+    def values(self) -> Any:
+        """All rows' values, [items, *shape]."""
+        shape = (int(self.counts.sum()), *(() if self._shapes is not None else self.form.shape))
+        if self.form.container == "numpy":
+            return buffers.as_array(self.data, dtypes.numpy_dtype(self.form.dtype), shape)
+        return buffers.as_tensor(self.data, dtypes.torch_dtype(self.form.dtype), shape)
+
+    def offsets(self) -> NDArray[np.int64]:
+        """int64 [rows + 1]: row i is values[offsets[i]:offsets[i + 1]]."""
+        offsets = np.zeros(self.rows + 1, np.int64)
+        np.cumsum(self.counts, out=offsets[1:])
+        return offsets
+
+    @property
+    def value(self) -> Any:
+        if self.form.container == "numpy":
+            return self.list()
+        if self.form.container == "nested":
+            return torch.nested.as_nested_tensor(self.list(), layout=torch.strided)
+        return torch.nested.nested_tensor_from_jagged(self.values(), torch.from_numpy(self.offsets()))
+
+    def list(self) -> list[Any]:
+        values = self.values()
+        if isinstance(values, torch.Tensor):
+            rows = list(torch.split(values, self.counts.tolist())) if self.rows else []
+            if self._shapes is None:
+                return rows
+            return [row.view(shape) for row, shape in zip(rows, self._shapes.tolist(), strict=True)]
+        offsets = self.offsets().tolist()
+        return [values[start:stop] for start, stop in itertools.pairwise(offsets)]
+
+    def padded(self, value: Any = 0) -> Any:
+        if self._shapes is not None:
+            raise InvalidArgument(f"only rows of one trailing shape can be padded; this column is {self.form}")
+        values = self.values()
+        longest = int(self.counts.max(initial=0))
+        shape = (self.rows, longest, *self.form.shape)
+        mask = np.arange(longest) < self.counts[:, None]
+        if isinstance(values, torch.Tensor):
+            target = torch.full(shape, value, dtype=values.dtype)
+            target[torch.from_numpy(mask)] = values
+            return target
+        array = np.full(shape, value, values.dtype)
+        array[mask] = values
+        return array
+
+    def same_rows(self, other: Column) -> NDArray[np.bool_]:
+        if isinstance(other, DenseColumn):
+            other = from_dense(self.form, other)
+        if (
+            not isinstance(other, RaggedColumn)
+            or self.form.dtype != other.form.dtype
+            or self.form.shape != other.form.shape
+        ):
+            return np.zeros(self.rows, bool)
+        same: NDArray[np.bool_] = self.counts == other.counts
+        if self._shapes is not None and other._shapes is not None:
+            same &= (self._shapes == other._shapes).all(axis=1)
+        width = _item_bytes(self.form)
+        mine, theirs = self.offsets() * width, other.offsets() * width
+        for row in np.flatnonzero(same).tolist():
+            a, b = self.data[mine[row] : mine[row + 1]], other.data[theirs[row] : theirs[row + 1]]
+            same[row] = np.array_equal(a, b)
+        return same
+
+
+def from_dense(form: Form, column: DenseColumn) -> Column:
+    """A dense column as the ragged one that its rows may join; itself where they may not."""
+    if column.form.shape[1:] != form.shape or not column.form.shape or column.form.dtype != form.dtype:
+        return column
+    counts = np.full(column.rows, column.form.shape[0], np.int64)
+    return RaggedColumn(form, column.data, counts, is_view=column.is_view)
+
+
+def read(groups: Sequence[Group], form: Form, reading: Reading) -> RaggedColumn:
+    """Reads a ragged column; rows of a dense one join."""
+    rows = read_rows(groups, 0, reading, view=not reading.copy)
+    counts = np.zeros(len(rows.bounds) - 1, np.int64)
+    for group in groups:
+        if group.node.kind == DENSE:
+            counts[group.at] = group.node.form.shape[0]
+        else:
+            counts[group.at] = group.node.streams[0].row_counts(group.rows)
+    if -1 not in form.shape:
+        return RaggedColumn(form, rows.data, counts, is_view=rows.is_view)
+    shapes = read_rows(groups, 1, reading, view=False).data.view("<i8").reshape(-1, len(form.shape) + 1)
+    for row, (shape, count) in enumerate(zip(shapes, counts, strict=True)):
+        if (shape < 0).any() or np.prod(shape, dtype=object) != count:
+            raise CorruptBlock(f"field {reading.path!r}: a row's shape does not fit its length", rows=[row])
+    return RaggedColumn(form, rows.data, counts, is_view=rows.is_view, shapes=shapes)

@@ -1,0 +1,194 @@
+"""Anything else that msgpack can say: a skeleton per row, and the row's tensors out of line.
+
+Stream 0 holds the skeletons, stream 1 the tensors and arrays, each on a 64-byte boundary; a row has a span of both, so
+that rows are read on their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tqclient.codec import buffers, parallel
+from tqclient.codec.checksum import Checksums
+from tqclient.codec.directory import BYTES, FLAG_PICKLE, RECORD, TEXT, StreamSize
+from tqclient.codec.header import aligned
+from tqclient.codec.kinds import text
+from tqclient.codec.kinds.base import Column, Encoder, stream_size
+from tqclient.codec.refusal import Refused, RowPath
+from tqclient.codec.skeleton import SCALARS, Checker, SkeletonReader, SkeletonWriter
+from tqclient.codec.streams import Group, Reading, read_rows
+from tqclient.errors import CorruptBlock, UnsupportedValue
+from tqclient.schema import Form
+
+Leaf = tuple[Any, int]
+
+
+class RecordEncoder(Encoder):
+    """A list of arbitrary values, whose skeletons are encoded already."""
+
+    kind = RECORD
+    form = Form("list")
+
+    def __init__(
+        self, skeletons: Sequence[bytes], leaves: Sequence[Sequence[Leaf]], leaf_bytes: NDArray[np.int64], flags: int
+    ) -> None:
+        self.rows = len(skeletons)
+        self.flags = flags
+        self._skeletons = skeletons
+        self._counts = np.fromiter(map(len, skeletons), np.int64, len(skeletons))
+        self._leaves = leaves
+        self._leaf_bytes = leaf_bytes
+
+    def streams(self) -> list[StreamSize]:
+        return [stream_size(int(counts.sum()), self.rows, counts) for counts in (self._counts, self._leaf_bytes)]
+
+    def write(self, targets: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint64]]:
+        units = [stream.unit for stream in self.streams()]
+        skeletons = buffers.write_bytes(b"".join(self._skeletons), targets[0], units[0])
+        leaves = Checksums(targets[1], units[1])
+        tasks: list[Callable[[], None]] = []
+        start = 0
+        for row, row_bytes in zip(self._leaves, self._leaf_bytes.tolist(), strict=True):
+            for leaf, offset in row:
+                end = start + offset + leaf.nbytes
+                targets[1][end : aligned(end)] = 0
+                tasks.extend(buffers.copies(leaf, leaves, start + offset))
+            start += row_bytes
+        parallel.run(tasks, targets[1].size)
+        return [skeletons, leaves.finish()]
+
+    def row_bytes(self) -> NDArray[np.int64]:
+        return self._counts + self._leaf_bytes
+
+    def slice(self, start: int, stop: int) -> RecordEncoder:
+        rows = slice(start, stop)
+        return RecordEncoder(self._skeletons[rows], self._leaves[rows], self._leaf_bytes[rows], self.flags)
+
+
+def encode(values: Sequence[Any], path: RowPath, depth: int, *, allow_pickle: bool) -> RecordEncoder:
+    """Checks and encodes rows.
+
+    Args:
+        values: one per row.
+        path: for errors.
+        depth: dicts around each row's value.
+        allow_pickle: accept arbitrary classes.
+
+    Raises:
+        UnsupportedValue: with the path of the offender.
+    """
+    writer = SkeletonWriter()
+    skeletons, leaves = [], []
+    leaf_bytes = np.zeros(len(values), np.int64)
+    checker = Checker(allow_pickle=allow_pickle)
+    plain = SCALARS.issuperset(map(type, values))
+    for row, value in enumerate(values):
+        try:
+            if not plain:
+                checker.check(value, depth)
+            skeletons.append(writer.encode(value))
+        except Refused as refused:
+            raise refused.at(path.at(row)) from refused.__cause__
+        except UnicodeEncodeError:
+            raise _surrogate(value, depth).at(path.at(row)) from None
+        leaves.append(writer.leaves)
+        leaf_bytes[row] = writer.leaf_bytes
+    return RecordEncoder(skeletons, leaves, leaf_bytes, FLAG_PICKLE if writer.pickled else 0)
+
+
+def _surrogate(value: Any, depth: int) -> Refused:
+    """Finds the text that the encoder stumbled over."""
+    try:
+        Checker(allow_pickle=True, texts=True).check(value, depth)
+    except Refused as found:
+        return found
+    return Refused("a text has a lone surrogate")
+
+
+class ListColumn(Column):
+    """A list of values: text, bytes or records."""
+
+    form = Form("list")
+
+    def __init__(self, values: list[Any], is_view: bool) -> None:
+        self.rows = len(values)
+        self.is_view = is_view
+        self._values = values
+
+    @property
+    def value(self) -> list[Any]:
+        return self._values
+
+    def list(self) -> list[Any]:
+        return self._values
+
+    def same_rows(self, other: Column) -> NDArray[np.bool_]:
+        if not isinstance(other, ListColumn):
+            return np.zeros(self.rows, bool)
+        pairs = zip(self._values, other._values, strict=True)
+        return np.fromiter((_same(a, b) for a, b in pairs), bool, self.rows)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return False
+    if type(a) in (str, bytes):
+        return bool(a == b)
+    one, two = SkeletonWriter(), SkeletonWriter()
+    # The skeletons hold dtype, shape and place of each leaf: equal ones have comparable leaves.
+    return one.encode(a) == two.encode(b) and all(
+        _same_leaf(x, y) for (x, _), (y, _) in zip(one.leaves, two.leaves, strict=True)
+    )
+
+
+def _same_leaf(a: Any, b: Any) -> bool:
+    return np.array_equal(buffers.bytes_of(a), buffers.bytes_of(b))
+
+
+def read(groups: Sequence[Group], reading: Reading) -> ListColumn:
+    """Reads a list column, whose blocks may hold texts, bytes and records."""
+    values: list[Any] = [None] * sum(len(group.rows) for group in groups)
+    is_view = False
+    for group in groups:
+        local = Group(group.node, group.fetch, group.rows, np.arange(len(group.rows)))
+        try:
+            decoded, viewed = _read_block(local, reading)
+        except CorruptBlock as error:
+            raise CorruptBlock(error.message, rows=group.at[list(error.rows)].tolist()) from None
+        is_view |= viewed
+        if len(groups) == 1:
+            values = decoded
+        else:
+            for place, value in zip(group.at.tolist(), decoded, strict=True):
+                values[place] = value
+    return ListColumn(values, is_view)
+
+
+def _read_block(group: Group, reading: Reading) -> tuple[list[Any], bool]:
+    if group.node.kind in (TEXT, BYTES):
+        return list(text.read(group, reading)), False
+    return _read_records(group, reading)
+
+
+def _read_records(group: Group, reading: Reading) -> tuple[list[Any], bool]:
+    if group.node.flags & FLAG_PICKLE and not reading.allow_pickle:
+        raise UnsupportedValue(
+            f"field {reading.path!r} holds pickled values; "
+            "reading them needs allow_pickle=True, which runs the writer's code"
+        )
+    skeletons = read_rows([group], 0, reading, view=False)
+    leaves = read_rows([group], 1, reading, view=not reading.copy)
+    reader = SkeletonReader(skeletons.data.tobytes(), allow_pickle=reading.allow_pickle)
+    stops, bounds = skeletons.bounds[1:].tolist(), leaves.bounds.tolist()
+    values = []
+    for index, stop in enumerate(stops):
+        try:
+            values.append(reader.next(stop, leaves.data[bounds[index] : bounds[index + 1]]))
+        except CorruptBlock as error:
+            row = int(group.rows[index])
+            raise CorruptBlock(f"field {reading.path!r}, row {row} of its block: {error}", rows=[index]) from None
+    return values, leaves.is_view

@@ -1,0 +1,84 @@
+"""str and bytes columns: all rows joined, their lengths in the directory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tqclient.codec import buffers
+from tqclient.codec.directory import BYTES, TEXT, StreamSize
+from tqclient.codec.kinds.base import Encoder, stream_size
+from tqclient.codec.streams import Group, Reading, read_rows
+from tqclient.errors import CorruptBlock
+from tqclient.schema import Form
+
+
+class BytesEncoder(Encoder):
+    """A list of bytes."""
+
+    kind = BYTES
+    form = Form("list")
+
+    def __init__(self, joined: bytes, counts: NDArray[np.int64]) -> None:
+        self.rows = len(counts)
+        self._joined = joined
+        self._counts = counts
+
+    def streams(self) -> list[StreamSize]:
+        return [stream_size(len(self._joined), self.rows, self._counts)]
+
+    def write(self, targets: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint64]]:
+        return [buffers.write_bytes(self._joined, targets[0], self.streams()[0].unit)]
+
+    def row_bytes(self) -> NDArray[np.int64]:
+        return self._counts
+
+    def slice(self, start: int, stop: int) -> BytesEncoder:
+        low, high = int(self._counts[:start].sum()), int(self._counts[:stop].sum())
+        return type(self)(self._joined[low:high], self._counts[start:stop])
+
+
+class TextEncoder(BytesEncoder):
+    """A list of str, as UTF-8."""
+
+    kind = TEXT
+
+
+def encode_text(values: Sequence[str]) -> TextEncoder:
+    """Joins strings.
+
+    Raises:
+        UnicodeEncodeError: one has a lone surrogate.
+    """
+    joined = "".join(values)
+    if joined.isascii():
+        return TextEncoder(joined.encode(), np.fromiter(map(len, values), np.int64, len(values)))
+    encoded = [value.encode() for value in values]
+    return TextEncoder(b"".join(encoded), np.fromiter(map(len, encoded), np.int64, len(values)))
+
+
+def encode_bytes(values: Sequence[bytes]) -> BytesEncoder:
+    """Joins byte strings."""
+    return BytesEncoder(b"".join(values), np.fromiter(map(len, values), np.int64, len(values)))
+
+
+def read(group: Group, reading: Reading) -> list[str] | list[bytes]:
+    """Reads the rows of one block."""
+    rows = read_rows([group], 0, reading, view=False)
+    data, bounds = rows.data.tobytes(), rows.bounds.tolist()
+    spans = itertools.pairwise(bounds)
+    if group.node.kind == BYTES:
+        return [data[start:stop] for start, stop in spans]
+    if data.isascii():
+        text = data.decode("ascii")
+        return [text[start:stop] for start, stop in spans]
+    texts = []
+    for row, (start, stop) in zip(group.at.tolist(), spans, strict=True):
+        try:
+            texts.append(data[start:stop].decode())
+        except UnicodeDecodeError as error:
+            raise CorruptBlock(f"field {reading.path!r}: a text is not UTF-8: {error}", rows=[row]) from None
+    return texts

@@ -1,0 +1,249 @@
+"""Copies rows of a stream to where they belong, each byte once, and verifies what was copied.
+
+A checksum is compared with the *copied* bytes: memory that is recycled under a slow reader then shows as a mismatch,
+not as wrong values. Where a checksum unit and the wanted rows agree, that is the destination itself. Where only a part
+of a unit is wanted, the unit goes to a scratch buffer, which stays in the cache, and the rows are taken from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tqclient.codec import parallel
+from tqclient.codec.checksum import PIECE_BYTES, first_mismatch, unit_count
+from tqclient.codec.directory import Node, Stream
+from tqclient.errors import CorruptBlock
+from tqclient.limits import KIB
+
+Fetch = Callable[[int, int], NDArray[np.uint8]]
+"""(offset, length) within a block → uint8 [length], a view that is valid for the duration of the read."""
+Allocate = Callable[[int], NDArray[np.uint8]]
+"""length → uint8 [length], 64-byte aligned and writable; the column that is read keeps it."""
+
+_DIRECT_BYTES_MIN: Final = 128 * KIB
+"""From here on a run is worth its own copy; smaller ones share a pass over the scratch buffer."""
+_GATHER_BYTES_MAX: Final = 128
+"""Below this mean size, moving pieces by an index array is faster than one slice assignment each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The wanted rows of one column that come from one block.
+
+    Attributes:
+        node: the column.
+        fetch: reads the block.
+        rows: int64, within the block.
+        at: int64 [len(rows)]: the place of each in delivery order.
+    """
+
+    node: Node
+    fetch: Fetch
+    rows: NDArray[np.int64]
+    at: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a column is to be read; see `tqclient.codec.read_column`."""
+
+    path: str
+    copy: bool
+    allocate: Allocate
+    verify: bool
+    allow_pickle: bool
+
+    def child(self, key: str) -> Reading:
+        """The same for a child of a struct."""
+        return Reading(f"{self.path}.{key}", self.copy, self.allocate, self.verify, self.allow_pickle)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows back to back, in delivery order.
+
+    Attributes:
+        data: uint8; of a view, bytes of the block itself.
+        bounds: int64 [rows + 1], bytes.
+        is_view: whether `data` belongs to the block.
+    """
+
+    data: NDArray[np.uint8]
+    bounds: NDArray[np.int64]
+    is_view: bool
+
+
+def read_rows(groups: Sequence[Group], index: int, reading: Reading, *, view: bool) -> Rows:
+    """Reads stream `index` of a column, from however many blocks.
+
+    Args:
+        groups: together they fill the places 0 to rows - 1 once each.
+        index: of the stream within its node.
+        reading: how.
+        view: give a view where the rows lie side by side in one block.
+
+    Raises:
+        CorruptBlock: a checksum differs; names the field and the row.
+    """
+    spans = [group.node.streams[index].extents(group.rows) for group in groups]
+    lengths = np.zeros(sum(len(group.rows) for group in groups), np.int64)
+    for group, (starts, stops) in zip(groups, spans, strict=True):
+        lengths[group.at] = stops - starts
+    bounds = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=bounds[1:])
+    if view and len(groups) == 1:
+        starts, stops = spans[0]
+        if np.array_equal(starts[1:], stops[:-1]) and bounds[-1]:
+            data = _view(groups[0], index, int(starts[0]), int(stops[-1]), reading)
+            return Rows(data, bounds, is_view=True)
+    target = reading.allocate(int(bounds[-1]))
+    for group, (starts, stops) in zip(groups, spans, strict=True):
+        _Copy(group, index, reading, target).run(starts, stops, bounds[group.at])
+    return Rows(target, bounds, is_view=False)
+
+
+def _view(group: Group, index: int, start: int, stop: int, reading: Reading) -> NDArray[np.uint8]:
+    stream = group.node.streams[index]
+    first = start // stream.unit
+    last = -(-stop // stream.unit)
+    base = first * stream.unit
+    units = group.fetch(stream.offset + base, min(last * stream.unit, stream.length) - base)
+    if reading.verify:
+        _check(group, stream, reading, units, first, last)
+    return units[start - base : stop - base]
+
+
+def _check(group: Group, stream: Stream, reading: Reading, units: NDArray[np.uint8], first: int, last: int) -> None:
+    bad = first_mismatch(units, stream.unit, stream.checksums[first:last])
+    if bad is None:
+        return
+    start = (first + bad) * stream.unit
+    starts, stops = stream.extents(group.rows)
+    touched = np.flatnonzero((starts < start + stream.unit) & (stops > start))
+    row = int(group.rows[touched[0]]) if touched.size else -1
+    raise CorruptBlock(
+        f"field {reading.path!r}, row {row} of its block: bytes from {start} on fail their checksum",
+        rows=[int(place) for place in group.at[touched[:1]]],
+    )
+
+
+class _Copy:
+    """One group's rows on their way into one target."""
+
+    def __init__(self, group: Group, index: int, reading: Reading, target: NDArray[np.uint8]) -> None:
+        self._group = group
+        self._stream = group.node.streams[index]
+        self._reading = reading
+        self._target = target
+
+    def run(self, starts: NDArray[np.int64], stops: NDArray[np.int64], at: NDArray[np.int64]) -> None:
+        """Copies the byte spans [starts, stops) of the stream to `at` in the target."""
+        kept = starts < stops
+        if not kept.all():
+            starts, stops, at = starts[kept], stops[kept], at[kept]
+        if not starts.size:
+            return
+        # Spans that are neighbours on both sides become one run.
+        new = (starts[1:] != stops[:-1]) | (at[1:] != at[:-1] + (stops - starts)[:-1])
+        first = np.concatenate(([0], np.flatnonzero(new) + 1))
+        last = np.append(first[1:] - 1, len(starts) - 1)
+        starts, stops, at = starts[first], stops[last], at[first]
+
+        unit, length = self._stream.unit, self._stream.length
+        whole = -(-starts // unit) * unit
+        whole_stop = np.where(stops == length, stops, stops // unit * unit)
+        direct = whole_stop - whole >= _DIRECT_BYTES_MIN
+        for run in np.flatnonzero(direct).tolist():
+            start = int(whole[run])
+            self._copy_units(start, int(whole_stop[run]), int(at[run]) + start - int(starts[run]))
+        # What is left: the small runs, and heads and tails of the large ones.
+        begin = np.concatenate((starts[~direct], starts[direct], whole_stop[direct]))
+        end = np.concatenate((stops[~direct], whole[direct], stops[direct]))
+        place = np.concatenate((at[~direct], at[direct], (at + whole_stop - starts)[direct]))
+        left = begin < end
+        if left.any():
+            self._copy_parts(*_split(begin[left], end[left], place[left], unit))
+
+    def _copy_units(self, start: int, stop: int, at: int) -> None:
+        """Whole units go straight to the target and are hashed there."""
+        stream = self._stream
+        source = self._group.fetch(stream.offset + start, stop - start)
+
+        def copy(first: int) -> None:
+            for position in range(first, min(first + parallel.TASK_BYTES, stop - start), PIECE_BYTES):
+                piece = source[position : position + PIECE_BYTES]
+                copied = self._target[at + position : at + position + piece.size]
+                np.copyto(copied, piece)
+                if self._reading.verify:
+                    unit = (start + position) // stream.unit
+                    _check(self._group, stream, self._reading, copied, unit, unit + unit_count(piece.size, stream.unit))
+
+        parallel.run([partial(copy, first) for first in range(0, stop - start, parallel.TASK_BYTES)], stop - start)
+
+    def _copy_parts(self, begin: NDArray[np.int64], end: NDArray[np.int64], at: NDArray[np.int64]) -> None:
+        """Spans within one unit each: their units go through a scratch buffer, every unit once."""
+        stream = self._stream
+        units, slot = np.unique(begin // stream.unit, return_inverse=True)
+        order = np.argsort(slot, kind="stable")
+        begin, end, at, slot = begin[order], end[order], at[order], slot[order]
+        slots = max(1, PIECE_BYTES // stream.unit)
+        scratch = np.empty(min(slots, len(units)) * stream.unit, np.uint8)
+        for base in range(0, len(units), slots):
+            self._load(units[base : base + slots], scratch)
+            low, high = np.searchsorted(slot, (base, base + slots))
+            inside = (slot[low:high] - base) * stream.unit + begin[low:high] % stream.unit
+            _move(scratch, inside, self._target, at[low:high], (end - begin)[low:high])
+
+    def _load(self, units: NDArray[np.int64], scratch: NDArray[np.uint8]) -> None:
+        stream = self._stream
+        first = np.concatenate(([0], np.flatnonzero(units[1:] != units[:-1] + 1) + 1))
+        last = np.append(first[1:], len(units))
+        for low, high in zip(first.tolist(), last.tolist(), strict=True):
+            start = int(units[low]) * stream.unit
+            size = min((high - low) * stream.unit, stream.length - start)
+            copied = scratch[low * stream.unit : low * stream.unit + size]
+            np.copyto(copied, self._group.fetch(stream.offset + start, size))
+            if self._reading.verify:
+                unit = int(units[low])
+                _check(self._group, stream, self._reading, copied, unit, unit + high - low)
+
+
+def _split(
+    begin: NDArray[np.int64], end: NDArray[np.int64], at: NDArray[np.int64], unit: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Cuts spans at the unit boundaries."""
+    first = begin // unit
+    counts = (end - 1) // unit - first + 1
+    within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = (np.repeat(first, counts) + within) * unit
+    spans = np.repeat(begin, counts)
+    cut = np.maximum(starts, spans)
+    return cut, np.minimum(starts + unit, np.repeat(end, counts)), np.repeat(at, counts) + cut - spans
+
+
+def _move(
+    source: NDArray[np.uint8],
+    begin: NDArray[np.int64],
+    target: NDArray[np.uint8],
+    at: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+) -> None:
+    """target[at[i] : at[i] + sizes[i]] = source[begin[i] : begin[i] + sizes[i]] for each i."""
+    if int(sizes.sum()) > _GATHER_BYTES_MAX * len(sizes):
+        for start, place, size in zip(begin.tolist(), at.tolist(), sizes.tolist(), strict=True):
+            target[place : place + size] = source[start : start + size]
+        return
+    # The index arrays take 16 bytes per byte: a bounded number of pieces at a time.
+    step = PIECE_BYTES // _GATHER_BYTES_MAX
+    for low in range(0, len(sizes), step):
+        counts = sizes[low : low + step]
+        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        target[np.repeat(at[low : low + step], counts) + within] = source[
+            np.repeat(begin[low : low + step], counts) + within
+        ]

@@ -1,0 +1,99 @@
+"""The two drivers of operations: over blocking stubs, and over asyncio stubs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Protocol, TypeVar
+
+import grpc
+
+from tqclient.operations.effects import CONTROLLER, Call, Effect, Operation, Work
+from tqclient.wire.status import from_rpc_error
+
+T = TypeVar("T")
+
+
+class Stubs(Protocol):
+    """Gives the stub of a daemon."""
+
+    def stub(self, target: str) -> Any:
+        """Returns the stub of a `Call.target`; its methods block, or are awaitable, as the driver needs it."""
+        ...
+
+
+def run_sync(operation: Operation[T], stubs: Stubs) -> T:
+    """Runs an operation to its end in this thread.
+
+    Args:
+        operation: just made, not yet started.
+        stubs: blocking ones.
+
+    Returns:
+        What the operation returns; it raises what the operation raises.
+    """
+    try:
+        effect = next(operation)
+        while True:
+            reply: Any = None
+            failure: BaseException | None = None
+            try:
+                reply = _perform(effect, stubs)
+            except BaseException as error:
+                failure = _translate(error, effect)
+            effect = operation.send(reply) if failure is None else operation.throw(failure)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        operation.close()
+
+
+async def run_async(operation: Operation[T], stubs: Stubs) -> T:
+    """Runs an operation to its end in this event loop; blocking work runs in the loop's default executor.
+
+    Args:
+        operation: just made, not yet started.
+        stubs: asyncio ones.
+
+    Returns:
+        What the operation returns; it raises what the operation raises.
+    """
+    try:
+        effect = next(operation)
+        while True:
+            reply: Any = None
+            failure: BaseException | None = None
+            try:
+                reply = await _perform_async(effect, stubs)
+            except BaseException as error:
+                failure = _translate(error, effect)
+            effect = operation.send(reply) if failure is None else operation.throw(failure)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        operation.close()
+
+
+def _perform(effect: Effect, stubs: Stubs) -> Any:
+    if isinstance(effect, Call):
+        return getattr(stubs.stub(effect.target), effect.method)(effect.request, timeout=effect.timeout)
+    if isinstance(effect, Work):
+        return effect.run()
+    return time.sleep(effect.seconds)
+
+
+async def _perform_async(effect: Effect, stubs: Stubs) -> Any:
+    if isinstance(effect, Call):
+        return await getattr(stubs.stub(effect.target), effect.method)(effect.request, timeout=effect.timeout)
+    if isinstance(effect, Work):
+        return await asyncio.to_thread(effect.run)
+    return await asyncio.sleep(effect.seconds)
+
+
+def _translate(error: BaseException, effect: Effect) -> BaseException:
+    if isinstance(effect, Call) and isinstance(error, grpc.RpcError):
+        peer = "controller" if effect.target == CONTROLLER else f"storage node {effect.target}"
+        return from_rpc_error(error, peer=f"{peer}: {effect.method}")
+    return error

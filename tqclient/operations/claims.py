@@ -1,0 +1,276 @@
+"""Claiming samples for a consumer, and settling the claim."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from tqclient import limits
+from tqclient.arguments import name_of, names_of, row_ids
+from tqclient.errors import ClaimTimeout, CorruptBlock, InvalidArgument, LeaseExpired, TQError, Unavailable
+from tqclient.info import PartitionRef
+from tqclient.operations.effects import CONTROLLER, Deadline, Operation, call
+from tqclient.operations.read import Delivery, ExtentGone, Holdings, fetch
+from tqclient.operations.sessions import in_session, mutate
+from tqclient.rows import RowSet
+from tqclient.samplers import Fifo, Sampler, to_wire
+from tqclient.state import ClientState, LostClaim, Session
+from tqclient.wire.packing import I64, pack_array, unpack_array
+from tqclient.wire.v1 import controller_pb2 as pb
+
+SLICE_SECONDS: Final = 20.0
+"""The longest wait of one request: the controller keeps every later reply of this client until it has its answer."""
+
+Verdict = Literal["acked", "released"]
+_WIRE: dict[Verdict, pb.Verdict] = {"acked": pb.VERDICT_ACK, "released": pb.VERDICT_RELEASE}
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerRef:
+    """A consumer as this client addresses it.
+
+    Attributes:
+        partition: that it reads.
+        name: of the consumer.
+        fields: that a sample must have; empty: every field of the partition.
+        sampler: how samples are picked.
+    """
+
+    partition: PartitionRef
+    name: str
+    fields: tuple[str, ...]
+    sampler: Sampler
+
+    @classmethod
+    def from_arguments(
+        cls,
+        partition: PartitionRef,
+        name: str,
+        *,
+        fields: Sequence[str] | None,
+        sampler: Sampler | None,
+        topology: Any,
+        where: Any,
+    ) -> ConsumerRef:
+        """Checks what `Partition.consumer` was given.
+
+        Raises:
+            InvalidArgument: out of bounds, or not supported by this version.
+        """
+        for argument, value in (("topology", topology), ("where", where)):
+            if value is not None:
+                raise InvalidArgument(f"{argument}={value!r} is not supported yet; leave it out")
+        if fields is not None and not isinstance(fields, str) and not list(fields):
+            raise InvalidArgument("fields=[] asks for nothing; None means every field of the partition")
+        sampler = Fifo() if sampler is None else sampler
+        if not isinstance(sampler, Sampler):
+            raise InvalidArgument(f"sampler={sampler!r}: expected a sampler object such as tq.Fifo()")
+        chosen = () if fields is None else tuple(names_of(fields, what="fields"))
+        if len(set(chosen)) != len(chosen):
+            raise InvalidArgument(f"fields={list(chosen)!r} names a field twice")
+        return cls(partition, name_of(name, what="consumer"), chosen, sampler)
+
+
+@dataclass(slots=True, eq=False)
+class ClaimHandle:
+    """A claim that this client holds.
+
+    Attributes:
+        session: that it was granted to.
+        claim_id: never reused.
+        where: for messages.
+        verdict: how it was settled; None while it is held.
+        numbers: of the settling requests, so that one which is tried again has one effect.
+    """
+
+    session: int
+    claim_id: int
+    where: str
+    verdict: Verdict | None = None
+    numbers: dict[Verdict, int] = field(default_factory=dict)
+
+
+def claim(
+    state: ClientState, consumer: ConsumerRef, batch_size: int | None, copy: bool, timeout: float | None
+) -> Operation[tuple[ClaimHandle, Delivery]]:
+    """Claims the next batch and reads it. See `Consumer.claim`."""
+    deadline = state.deadline(timeout, waits=True)
+    request = pb.ClaimRequest(
+        partition_id=consumer.partition.partition_id,
+        consumer=consumer.name,
+        fields=consumer.fields,
+        batch_size=_checked_batch_size(batch_size),
+        sampler=to_wire(consumer.sampler),
+    )
+    session, reply = yield from _granted(state, request, deadline)
+    state.lease_seen(reply.lease_ms)
+    consumer.partition.fields_changed(reply.fields)
+    where = f"partition {consumer.partition.name!r}, consumer {consumer.name!r}"
+    handle = ClaimHandle(session.session, reply.claim_id, where)
+    holdings = Holdings()
+    try:
+        # What was granted is worth its lease: a wait that took the whole timeout must not cost the batch.
+        reading = Deadline(max(deadline.remaining(), reply.lease_ms / 1000), state.clock)
+        rows = RowSet.from_wire(reply.rows, consumer.fields or [each.name for each in reply.fields])
+        columns = yield from _fetch_twice(state, consumer.partition, rows, session, copy, holdings, reading)
+    except BaseException:
+        holdings.close()
+        abandon(state, handle)
+        raise
+    return handle, Delivery(rows, columns, holdings)
+
+
+def _checked_batch_size(batch_size: int | None) -> int:
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer):
+        raise InvalidArgument(f"batch_size={batch_size!r}: expected a number of samples")
+    if not 1 <= batch_size <= limits.ROWS_PER_CLAIM_MAX:
+        raise InvalidArgument(f"batch_size={batch_size}: expected 1 to {limits.ROWS_PER_CLAIM_MAX}")
+    return int(batch_size)
+
+
+def _granted(
+    state: ClientState, request: pb.ClaimRequest, deadline: Deadline
+) -> Operation[tuple[Session, pb.ClaimReply]]:
+    """Waits for the grant, one slice after the other."""
+    while True:
+        try:
+            return (yield from in_session(state, deadline, lambda session: _ask(state, request, session, deadline)))
+        except ClaimTimeout:
+            if deadline.wait_ms() == 0:
+                raise
+
+
+def _ask(
+    state: ClientState, request: pb.ClaimRequest, session: Session, deadline: Deadline
+) -> Operation[tuple[Session, pb.ClaimReply]]:
+    """Asks once. When it stays unknown whether there was a grant, the heartbeat finds out and gives it back."""
+    number = state.requests.take()
+    request.mutation.CopyFrom(state.mutation(number, session))
+    slice_end = state.clock() + SLICE_SECONDS
+
+    def renew_wait() -> None:
+        left_ms = max(0, int((slice_end - state.clock()) * 1000))
+        request.wait_ms = min(deadline.wait_ms(), left_ms)
+
+    answered = False
+    try:
+        reply = yield from call(CONTROLLER, "Claim", request, deadline, state.rng, before=renew_wait)
+        answered = True
+        return session, reply
+    except TQError as error:
+        answered = not isinstance(error, Unavailable)
+        raise
+    finally:
+        if answered:
+            state.requests.settle(number)
+        else:
+            state.lost_claims.append(LostClaim(session.session, 0, request))
+            state.wake.set()
+
+
+def _fetch_twice(
+    state: ClientState,
+    ref: PartitionRef,
+    rows: RowSet,
+    session: Session,
+    copy: bool,
+    holdings: Holdings,
+    deadline: Deadline,
+) -> Operation[dict[str, Any]]:
+    """A claim pins its blocks, so what fails once may only have been damaged on the way."""
+    try:
+        return (yield from fetch(state, ref, rows, session, copy, holdings, deadline))
+    except (CorruptBlock, ExtentGone):
+        pass
+    try:
+        return (yield from fetch(state, ref, rows, session, copy, holdings, deadline))
+    except ExtentGone as error:
+        raise CorruptBlock(error.message) from None
+
+
+def abandon(state: ClientState, handle: ClaimHandle) -> None:
+    """Has the heartbeat give a claim back. Does not block; for finalizers and failures."""
+    for number in handle.numbers.values():
+        state.requests.settle(number)  # nobody is left to repeat it
+    if handle.verdict is None and not state.closed:
+        state.lost_claims.append(LostClaim(handle.session, handle.claim_id))
+        state.wake.set()
+
+
+def settle(state: ClientState, handle: ClaimHandle, verdict: Verdict, timeout: float | None = None) -> Operation[None]:
+    """Acks or releases a claim. The first verdict stands; giving it again has no effect.
+
+    Raises:
+        InvalidArgument: the other verdict was given before.
+        LeaseExpired: the claim is not held any more; its samples are redelivered.
+    """
+    if handle.verdict == verdict:
+        return
+    if handle.verdict is not None:
+        raise InvalidArgument(f"{handle.where}: this batch was {handle.verdict} already")
+    deadline = state.deadline(timeout)
+    session = _holding_session(state, handle)
+    number = handle.numbers.get(verdict) or handle.numbers.setdefault(verdict, state.requests.take())
+    request = pb.SettleRequest(
+        mutation=state.mutation(number, session), claim_id=handle.claim_id, verdict=_WIRE[verdict]
+    )
+    try:
+        yield from call(CONTROLLER, "Settle", request, deadline, state.rng)
+    except Unavailable:
+        raise  # the number stays open: the caller may try again
+    except TQError:
+        state.requests.settle(number)
+        raise
+    handle.verdict = verdict
+    for taken in handle.numbers.values():
+        state.requests.settle(taken)
+
+
+def renew(state: ClientState, handle: ClaimHandle, timeout: float | None = None) -> Operation[None]:
+    """Renews a claim now.
+
+    Raises:
+        LeaseExpired: it is not held any more.
+    """
+    if handle.verdict is not None:
+        raise InvalidArgument(f"{handle.where}: this batch was {handle.verdict} already")
+    deadline = state.deadline(timeout)
+    session = _holding_session(state, handle)
+    request = pb.RenewClaimRequest(session=session.session, claim_id=handle.claim_id)
+    reply = yield from call(CONTROLLER, "RenewClaim", request, deadline, state.rng)
+    state.lease_seen(reply.lease_ms)
+
+
+def _holding_session(state: ClientState, handle: ClaimHandle) -> Session:
+    session = state.session
+    if session is None or session.session != handle.session:
+        raise LeaseExpired(
+            f"{handle.where}: claim {handle.claim_id} ended with its session (this process was not heard of for a "
+            "lease); its samples are delivered again"
+        )
+    return session
+
+
+def reset(state: ClientState, consumer: ConsumerRef, timeout: float | None = None) -> Operation[None]:
+    """Makes every sample unconsumed again for this consumer."""
+    request = pb.ResetConsumerRequest(partition_id=consumer.partition.partition_id, consumer=consumer.name)
+    yield from mutate(state, state.deadline(timeout), "ResetConsumer", request)
+
+
+def dead(state: ClientState, consumer: ConsumerRef, timeout: float | None = None) -> Operation[list[int]]:
+    """Lists the ids of the samples that were given up."""
+    request = pb.ListDeadRequest(partition_id=consumer.partition.partition_id, consumer=consumer.name)
+    reply = yield from call(CONTROLLER, "ListDead", request, state.deadline(timeout), state.rng)
+    ids: list[int] = unpack_array(reply.ids, I64, what="ids").tolist()
+    return ids
+
+
+def requeue(state: ClientState, consumer: ConsumerRef, ids: Any, timeout: float | None = None) -> Operation[None]:
+    """Makes dead samples ready again."""
+    request = pb.RequeueRequest(
+        partition_id=consumer.partition.partition_id, consumer=consumer.name, ids=pack_array(row_ids(ids), I64)
+    )
+    yield from mutate(state, state.deadline(timeout), "Requeue", request)

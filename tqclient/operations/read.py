@@ -1,0 +1,316 @@
+"""Reading rows: locate → fetch → verify and decode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tqclient.arguments import names_of, pack_lookup_keys, row_ids
+from tqclient.codec import Column, Layout, Part, read_column
+from tqclient.errors import CorruptBlock, InvalidArgument, SampleNotFound, TQError, TransportUnavailable, Unavailable
+from tqclient.info import PartitionRef
+from tqclient.operations.effects import CONTROLLER, Deadline, Operation, Work, call, pause
+from tqclient.operations.nodes import open_path
+from tqclient.operations.sessions import in_session, refresh_nodes
+from tqclient.rows import RowSet, Run
+from tqclient.state import ClientState, Session
+from tqclient.transport.base import Fetched, NodeTransport
+from tqclient.wire.packing import I64, U64, pack_array, unpack_blobs
+from tqclient.wire.v1 import common_pb2
+from tqclient.wire.v1 import controller_pb2 as pb
+
+
+@dataclass(slots=True)
+class Holdings:
+    """What a batch of views holds until it is closed."""
+
+    fetched: list[Fetched] = field(default_factory=list)
+    release_pin: Callable[[], None] | None = None
+
+    def close(self) -> None:
+        """Lets go. Repeatable; may run in a finalizer."""
+        fetched, self.fetched = self.fetched, []
+        for each in fetched:
+            each.close()
+        release, self.release_pin = self.release_pin, None
+        if release is not None:
+            release()
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Rows and their decoded columns.
+
+    Attributes:
+        rows: what is known of each row.
+        columns: by field.
+        holdings: what views need; empty when everything was copied.
+    """
+
+    rows: RowSet
+    columns: dict[str, Column]
+    holdings: Holdings
+
+
+def check_supported(**arguments: Any) -> None:
+    """Refuses arguments that this version would have to ignore.
+
+    Raises:
+        InvalidArgument: one of them was given.
+    """
+    for name, value in arguments.items():
+        if value is not None:
+            raise InvalidArgument(f"{name}={value!r} is not supported yet; leave it out")
+
+
+def get(
+    state: ClientState,
+    ref: PartitionRef,
+    ids: Any,
+    keys: Sequence[str] | None,
+    fields: Sequence[str] | None,
+    copy: bool,
+    timeout: float | None,
+) -> Operation[Delivery]:
+    """Reads samples by id or key. See `Partition.get`."""
+    deadline = state.deadline(timeout)
+    if (ids is None) == (keys is None):
+        raise InvalidArgument("get: give ids or keys, one of the two")
+    request = pb.LocateRequest(partition_id=ref.partition_id)
+    if ids is not None:
+        request.ids = pack_array(row_ids(ids), I64)
+    elif keys is not None:
+        request.keys.CopyFrom(pack_lookup_keys(keys))
+    if not request.ids and not request.keys.ends:
+        raise InvalidArgument("get: no id or key was given")
+    if fields is not None:
+        request.fields.extend(names_of(fields, what="fields"))
+        if not fields:
+            raise InvalidArgument("get: fields=[] asks for nothing; None means every field")
+
+    def attempt(session: Session) -> Operation[Delivery]:
+        return (yield from _locate_and_fetch(state, ref, request, session, copy, deadline))
+
+    try:
+        return (yield from in_session(state, deadline, attempt))
+    except (CorruptBlock, ExtentGone):
+        pass  # freed under a slow reader, or damaged: the controller knows which, so ask it once more
+    try:
+        return (yield from in_session(state, deadline, attempt))
+    except ExtentGone as error:
+        raise CorruptBlock(error.message) from None
+
+
+class ExtentGone(SampleNotFound):
+    """A storage node does not have the bytes (any more) that the controller had named."""
+
+
+def _locate_and_fetch(
+    state: ClientState,
+    ref: PartitionRef,
+    request: pb.LocateRequest,
+    session: Session,
+    copy: bool,
+    deadline: Deadline,
+) -> Operation[Delivery]:
+    pins = state.take_dropped_pins()
+    request.session = session.session
+    request.dropped_pins = pack_array(pins, U64)
+    try:
+        reply = yield from call(CONTROLLER, "Locate", request, deadline, state.rng)
+    except BaseException:
+        state.return_dropped_pins(session, pins)
+        raise
+    ref.fields_changed(reply.fields)
+    holdings = Holdings(release_pin=lambda: state.drop_pin(session.session, reply.pin))
+    try:
+        rows = RowSet.from_wire(reply.rows, [each.name for each in reply.fields])
+        columns = yield from fetch(state, ref, rows, session, copy, holdings, deadline)
+    except BaseException:
+        holdings.close()
+        raise
+    if copy:
+        holdings.close()
+    return Delivery(rows, columns, holdings)
+
+
+def fetch(
+    state: ClientState,
+    ref: PartitionRef,
+    rows: RowSet,
+    session: Session,
+    copy: bool,
+    holdings: Holdings,
+    deadline: Deadline,
+) -> Operation[dict[str, Column]]:
+    """Brings the rows' bytes and decodes them.
+
+    Args:
+        state: of the client.
+        ref: partition that the rows belong to, for messages.
+        rows: located ones, whose blocks are pinned or claimed.
+        session: that holds the pin or claim.
+        copy: False gives views.
+        holdings: collects what views need.
+        deadline: of the call.
+
+    Raises:
+        CorruptBlock: names partition, field, row and sample.
+        ExtentGone: a node does not have the bytes.
+        Unavailable: a node is away until the deadline.
+    """
+    layouts = yield from _layouts(state, ref, rows, session, deadline)
+    backoff = state.backoff()
+    while True:
+        try:
+            paths = yield from _paths(state, rows, deadline)
+            columns: dict[str, Column] = yield Work(
+                lambda paths=paths: _fetch_and_decode(state, ref, rows, layouts, paths, copy, holdings, deadline)  # type: ignore[misc]
+            )
+            return columns
+        except Unavailable as error:
+            yield from pause(backoff, deadline, error)
+            yield from refresh_nodes(state, deadline)
+
+
+def _layouts(
+    state: ClientState, ref: PartitionRef, rows: RowSet, session: Session, deadline: Deadline
+) -> Operation[dict[int, Layout]]:
+    """Returns the layout of each block: just sent, remembered, or asked for."""
+    layouts: dict[int, Layout] = {}
+    missing = []
+    for block_id, block in rows.blocks.items():
+        known = state.directories.get(block_id)
+        if known is not None:
+            layouts[block_id] = known
+        elif block.directory:
+            layouts[block_id] = _remember(state, ref, rows, block_id, block.directory)
+        else:
+            missing.append(block_id)
+    if missing:
+        request = pb.GetDirectoriesRequest(session=session.session, block_ids=pack_array(missing, U64))
+        reply = yield from call(CONTROLLER, "GetDirectories", request, deadline, state.rng)
+        directories = unpack_blobs(reply.directories, what="directories", rows=len(missing))
+        for block_id, directory in zip(missing, directories, strict=True):
+            layouts[block_id] = _remember(state, ref, rows, block_id, directory)
+    return layouts
+
+
+def _remember(state: ClientState, ref: PartitionRef, rows: RowSet, block_id: int, directory: bytes) -> Layout:
+    try:
+        layout = Layout.parse(directory)
+    except CorruptBlock as error:
+        raise _unreadable(ref, rows, block_id, error) from None
+    state.directories.put(block_id, layout, len(directory))
+    return layout
+
+
+_Path = tuple[NodeTransport, common_pb2.Extent]
+
+
+def _paths(state: ClientState, rows: RowSet, deadline: Deadline) -> Operation[dict[int, _Path]]:
+    """Chooses, for each block, a replica that can be reached."""
+    paths: dict[int, _Path] = {}
+    for block_id, block in rows.blocks.items():
+        failure: Exception | None = None
+        for extent in block.extents:
+            node = state.node_of(extent.arena)
+            if node is None:
+                failure = Unavailable(f"storage node {extent.node!r} with arena {extent.arena:016x} is not known now")
+                continue
+            try:
+                paths[block_id] = ((yield from open_path(state, node, deadline)), extent)
+                break
+            except (Unavailable, TransportUnavailable) as error:
+                failure = error
+        else:
+            raise failure or CorruptBlock(f"block {block_id} has no extent")
+    return paths
+
+
+def _fetch_and_decode(
+    state: ClientState,
+    ref: PartitionRef,
+    rows: RowSet,
+    layouts: dict[int, Layout],
+    paths: dict[int, _Path],
+    copy: bool,
+    holdings: Holdings,
+    deadline: Deadline,
+) -> dict[str, Column]:
+    fetched: dict[int, Fetched] = {}
+    try:
+        for block_id, ranges in _wanted(ref, rows, layouts).items():
+            fetched[block_id] = _read(ref, rows, block_id, paths[block_id], ranges, deadline)
+        columns = {}
+        for name, runs in rows.runs.items():
+            parts = [Part(layouts[run.block_id], run.rows, fetched[run.block_id].view) for run in runs]
+            try:
+                columns[name] = read_column(name, parts, copy=copy, allocate=state.allocate, form=ref.form(name))
+            except CorruptBlock as error:
+                raise _locate_damage(ref, name, rows, error) from None
+    except BaseException:
+        for each in fetched.values():
+            each.close()
+        raise
+    if copy:
+        for each in fetched.values():
+            each.close()
+    else:
+        holdings.fetched.extend(fetched.values())
+    return columns
+
+
+def _read(
+    ref: PartitionRef, rows: RowSet, block_id: int, path: _Path, ranges: NDArray[np.uint64], deadline: Deadline
+) -> Fetched:
+    transport, extent = path
+    try:
+        return transport.read(extent, ranges, timeout=deadline.remaining())
+    except SampleNotFound as error:
+        raise ExtentGone(f"partition {ref.name!r}: {error.message}") from None
+    except InvalidArgument as error:  # the extent leaves the arena, or the directory the extent
+        raise _unreadable(ref, rows, block_id, error) from None
+
+
+def _wanted(ref: PartitionRef, rows: RowSet, layouts: dict[int, Layout]) -> dict[int, NDArray[np.uint64]]:
+    """Returns, for each block, the byte ranges that the fields' rows need: one read per block."""
+    needed: dict[int, list[NDArray[np.uint64]]] = {}
+    for name, runs in rows.runs.items():
+        by_block: dict[int, list[Run]] = {}
+        for run in runs:
+            by_block.setdefault(run.block_id, []).append(run)
+        for block_id, mine in by_block.items():
+            wanted = np.concatenate([run.rows for run in mine])
+            layout = layouts[block_id]
+            everything = len(wanted) == layout.rows and bool(np.array_equal(wanted, np.arange(layout.rows)))
+            try:
+                ranges = layout.ranges(name, None if everything else wanted)
+            except InvalidArgument as error:  # the directory lacks the field, or the row
+                raise _unreadable(ref, rows, block_id, error) from None
+            needed.setdefault(block_id, []).append(ranges)
+    return {block_id: np.concatenate(ranges) for block_id, ranges in needed.items()}
+
+
+def _unreadable(ref: PartitionRef, rows: RowSet, block_id: int, error: TQError) -> CorruptBlock:
+    """Says of a block that is not what the controller was told which row and field it would have given first."""
+    for name, runs in rows.runs.items():
+        row = 0
+        for run in runs:
+            if run.block_id == block_id:
+                return _locate_damage(ref, name, rows, CorruptBlock(error.message, rows=[row]))
+            row += len(run.rows)
+    return CorruptBlock(f"partition {ref.name!r}, block {block_id}: {error.message}")
+
+
+def _locate_damage(ref: PartitionRef, name: str, rows: RowSet, error: CorruptBlock) -> CorruptBlock:
+    row = int(error.rows[0]) if error.rows else None
+    where = f"partition {ref.name!r}, field {name!r}"
+    if row is None or row >= len(rows.ids):
+        return CorruptBlock(f"{where}: {error.message}")
+    sample = int(rows.ids[row])
+    return CorruptBlock(f"{where}, row {row}, sample {sample}: {error.message}", ids=[sample], rows=[row])

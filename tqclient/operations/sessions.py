@@ -1,0 +1,231 @@
+"""Operations that keep a client known to the controller: its session, its heartbeat, and what they clean up."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final, TypeVar
+
+from tqclient import limits
+from tqclient.errors import ClaimTimeout, LeaseExpired, Sealed, TQError, Unavailable
+from tqclient.operations.effects import CONTROLLER, Call, Deadline, Operation, Sleep, call, pause
+from tqclient.state import ClientState, LostClaim, Session
+from tqclient.windows import Window
+from tqclient.wire.packing import U64, pack_array
+from tqclient.wire.v1 import controller_pb2 as pb
+from tqclient.wire.v1 import storage_pb2
+
+OPENING_POLL: Final = 0.01
+"""Seconds between looks at a session that another thread is opening."""
+CLOSE_TIMEOUT: Final = 2.0
+"""Seconds that closing a client, or giving back what nobody waits for, may take."""
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+def live_session(state: ClientState, deadline: Deadline) -> Operation[Session]:
+    """Returns the session, and opens one first where there is none (any more).
+
+    Raises:
+        Unavailable: the controller is away until the deadline.
+        UnsupportedVersion: it does not speak this client's version.
+    """
+    while True:
+        session = state.session
+        if session is not None:
+            return session
+        if state.opening.acquire(blocking=False):
+            try:
+                return state.session or (yield from _open_session(state, deadline))
+            finally:
+                state.opening.release()
+        if deadline.remaining() <= OPENING_POLL:
+            raise Unavailable(f"controller {state.address}: no session could be opened in {deadline.timeout} s")
+        yield Sleep(OPENING_POLL)
+
+
+def _open_session(state: ClientState, deadline: Deadline) -> Operation[Session]:
+    number = state.requests.take()
+    try:
+        request = pb.OpenSessionRequest(
+            mutation=state.mutation(number, None),
+            label=f"{socket.gethostname()} {os.getpid()} {os.path.basename(sys.argv[0])}"[: limits.NAME_BYTES_MAX // 4],
+            version=_version(),
+            wire_version=limits.WIRE_VERSION,
+        )
+        reply = yield from call(CONTROLLER, "OpenSession", request, deadline, state.rng)
+        return state.session_opened(reply)
+    finally:
+        state.requests.settle(number)
+
+
+def _version() -> str:
+    try:
+        return version("tq-dataplane")
+    except PackageNotFoundError:  # run from a source tree
+        return "0"
+
+
+def in_session(state: ClientState, deadline: Deadline, attempt: Callable[[Session], Operation[T]]) -> Operation[T]:
+    """Runs `attempt` under a live session, and once more under a new one each time it turns out to have ended.
+
+    Raises:
+        LeaseExpired: sessions kept ending until the deadline.
+    """
+    backoff = state.backoff()
+    while True:
+        session = yield from live_session(state, deadline)
+        try:
+            return (yield from attempt(session))
+        except LeaseExpired as error:
+            # Not every lease is the session's: to drop a live one would cost this client all that it holds.
+            if not (yield from session_is_live(state, session.session, deadline)):
+                state.session_ended(session)
+            yield from pause(backoff, deadline, error)
+
+
+def mutate(
+    state: ClientState, deadline: Deadline, method: str, request: Any, *, renews: Callable[[], None] | None = None
+) -> Operation[Any]:
+    """Sends a change to the controller, so that it has one effect however often it must be sent.
+
+    Args:
+        state: of the client.
+        deadline: of all tries.
+        method: name of the RPC.
+        request: its message; `mutation` is filled in here.
+        renews: run before each try.
+    """
+    number = state.requests.take()
+
+    def attempt(session: Session) -> Operation[Any]:
+        request.mutation.CopyFrom(state.mutation(number, session))
+        return (yield from call(CONTROLLER, method, request, deadline, state.rng, before=renews))
+
+    try:
+        return (yield from in_session(state, deadline, attempt))
+    finally:
+        state.requests.settle(number)
+
+
+def session_is_live(state: ClientState, session: int, deadline: Deadline) -> Operation[bool]:
+    """Asks the controller whether a session lives, when a storage node said that it does not know it."""
+    request = pb.HeartbeatRequest(session=session)
+    try:
+        yield from call(CONTROLLER, "Heartbeat", request, deadline, state.rng)
+    except LeaseExpired:
+        return False
+    return True
+
+
+def heartbeat(state: ClientState, timeout: float) -> Operation[bool]:
+    """Renews the session once, delivers what was dropped, and notices what changed.
+
+    Returns:
+        Whether there are other storage nodes than before.
+
+    Raises:
+        Unavailable: the controller is away; nothing is lost by that.
+    """
+    session = state.session
+    if session is None:
+        return False
+    pins = state.take_dropped_pins()
+    request = pb.HeartbeatRequest(session=session.session, dropped_pins=pack_array(pins, U64))
+    try:
+        reply = yield Call(CONTROLLER, "Heartbeat", request, timeout)
+    except LeaseExpired:
+        state.session_ended(session)
+        return False
+    except TQError:
+        state.return_dropped_pins(session, pins)
+        raise
+    state.epoch = reply.epoch
+    state.lease_ms = reply.lease_ms or session.lease_ms
+    if reply.topology_version == state.topology_version:
+        return False
+    yield from refresh_nodes(state, Deadline(timeout, state.clock))
+    return True
+
+
+def refresh_nodes(state: ClientState, deadline: Deadline) -> Operation[pb.DescribeClusterReply]:
+    """Learns which storage nodes there are."""
+    reply: pb.DescribeClusterReply = yield from call(
+        CONTROLLER, "DescribeCluster", pb.DescribeClusterRequest(), deadline, state.rng
+    )
+    state.nodes_changed(list(reply.nodes), reply.topology_version)
+    return reply
+
+
+def release_lost_claims(state: ClientState) -> Operation[None]:
+    """Gives back claims that this client holds at the controller but nobody in it knows of any more."""
+    for _ in range(len(state.lost_claims)):
+        lost = state.lost_claims.popleft()
+        try:
+            yield from _release_lost(state, lost)
+        except Unavailable:
+            state.lost_claims.append(lost)  # once the controller is back
+            return
+        except (LeaseExpired, ClaimTimeout, Sealed):
+            _log.debug("claim %d of session %d was never granted, or has ended", lost.claim_id, lost.session)
+        except TQError as error:
+            _log.warning("claim %d of session %d is left to its lease: %s", lost.claim_id, lost.session, error)
+        if lost.request is not None:
+            state.requests.settle(lost.request.mutation.request)
+
+
+def _release_lost(state: ClientState, lost: LostClaim) -> Operation[None]:
+    session = state.session
+    if session is None or session.session != lost.session:
+        return  # it ended with its session
+    claim_id = lost.claim_id
+    if lost.request is not None:
+        lost.request.abandoned = True  # a claim that was not granted yet must not be granted now
+        reply = yield Call(CONTROLLER, "Claim", lost.request, CLOSE_TIMEOUT)
+        claim_id = reply.claim_id
+    number = state.requests.take()
+    try:
+        request = pb.SettleRequest(
+            mutation=state.mutation(number, session), claim_id=claim_id, verdict=pb.VERDICT_RELEASE
+        )
+        yield Call(CONTROLLER, "Settle", request, CLOSE_TIMEOUT)
+    finally:
+        state.requests.settle(number)
+
+
+def close_windows(state: ClientState, windows: list[Window], timeout: float = CLOSE_TIMEOUT) -> Operation[None]:
+    """Tells the nodes that nothing more will be cut from these windows. What cannot be told ends with the session."""
+    for window in windows:
+        request = storage_pb2.CloseWindowRequest(
+            session=window.spot.session, generation=window.generation, end=window.offset + window.used
+        )
+        try:
+            yield Call(window.spot.address, "CloseWindow", request, timeout)
+        except TQError as error:
+            _log.debug(
+                "window %d of node %s stays until its session ends: %s", window.generation, window.spot.node, error
+            )
+
+
+def close_session(state: ClientState) -> Operation[None]:
+    """Ends the session in good order; an unreachable controller ends it by itself, a lease later."""
+    session = state.session
+    if session is None:
+        return
+    state.windows.retire()
+    yield from close_windows(state, state.windows.take_closing(), timeout=CLOSE_TIMEOUT / 2)
+    number = state.requests.take()
+    try:
+        request = pb.CloseSessionRequest(mutation=state.mutation(number, session))
+        yield Call(CONTROLLER, "CloseSession", request, CLOSE_TIMEOUT)
+    except (Unavailable, LeaseExpired):
+        return
+    finally:
+        state.requests.settle(number)
+        state.session_ended(session)  # only now, or a node would take the dropped lock for a writer that died

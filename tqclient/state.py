@@ -1,0 +1,299 @@
+"""What one client knows and holds; shared by its threads, its heartbeat and its operations. Nothing in it blocks."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tqclient.directories import DirectoryCache
+from tqclient.errors import InvalidArgument
+from tqclient.operations.effects import Backoff, Deadline
+from tqclient.windows import WindowPool
+from tqclient.wire.v1 import common_pb2, controller_pb2
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from tqclient.transport.base import NodeTransport
+
+OpenTransport = Callable[[controller_pb2.Node, float], "NodeTransport"]
+"""(node, seconds) → the path to it; blocks, and raises TransportUnavailable or Unavailable."""
+Allocate = Callable[[int], "NDArray[np.uint8]"]
+"""size in bytes → uint8 [size], 64-byte aligned: where values go that are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A session of this client at the controller."""
+
+    session: int
+    lease_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LostClaim:
+    """A claim that nobody in this client holds any more: the heartbeat gives it back.
+
+    Attributes:
+        session: under which it was, or may have been, granted.
+        claim_id: 0 when the reply was lost; then `request` is repeated, as abandoned, to learn it.
+        request: of the claim.
+    """
+
+    session: int
+    claim_id: int
+    request: controller_pb2.ClaimRequest | None = None
+
+
+class Requests:
+    """Numbers the mutations of one client, and knows which have their answer."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next = 1
+        self._open: set[int] = set()
+
+    def take(self) -> int:
+        """Returns the number of a new request."""
+        with self._lock:
+            number = self._next
+            self._next += 1
+            self._open.add(number)
+            return number
+
+    def settle(self, number: int) -> None:
+        """Says that the request is not repeated any more. Repeatable."""
+        with self._lock:
+            self._open.discard(number)
+
+    def settled_below(self) -> int:
+        """Returns the lowest number that may still be repeated."""
+        with self._lock:
+            return min(self._open, default=self._next)
+
+
+class ClientState:
+    """Everything that the operations of one client share.
+
+    Args:
+        address: of the controller, for messages.
+        timeout: seconds; the default of every call.
+        open_transport: opens the path to a storage node.
+        allocate: gives the memory of what is read.
+        clock: monotonic seconds.
+        rng: of jitter.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        timeout: float,
+        open_transport: OpenTransport,
+        allocate: Allocate,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.address = address
+        self.timeout = timeout
+        self.open_transport = open_transport
+        self.allocate = allocate
+        self.clock = clock
+        self.rng = rng or random.Random()
+        self.client_id = secrets.token_bytes(16)
+        self.requests = Requests()
+        self.windows = WindowPool(clock)
+        self.directories = DirectoryCache()
+        self.opening = threading.Lock()
+        self.wake = threading.Event()
+        self.lost_claims: deque[LostClaim] = deque()
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+        self._closed = False
+        self._nodes: dict[str, controller_pb2.Node] = {}
+        self._transports: dict[str, NodeTransport] = {}
+        self._transport_refusals: dict[str, str] = {}
+        self._dropped_pins: list[int] = []
+        self._placed_bytes: dict[str, int] = {}
+        self.epoch = 0
+        self.topology_version = 0
+        self.lease_ms = 0
+
+    def deadline(self, timeout: float | None, *, waits: bool = False) -> Deadline:
+        """Starts the deadline of a call; None takes the client's default."""
+        self.check_usable()
+        return Deadline(self.timeout if timeout is None else timeout, self.clock, waits=waits)
+
+    def backoff(self) -> Backoff:
+        """Returns the pauses of a new series of tries."""
+        return Backoff(self.rng)
+
+    def check_usable(self) -> None:
+        """Raises InvalidArgument when the client was closed, or made in the parent of this process."""
+        if os.getpid() != self._pid:
+            raise InvalidArgument(
+                f"this client was connected in process {self._pid} and cannot be used after a fork, in process "
+                f"{os.getpid()}: call tq.connect() again here, or start processes with the 'spawn' method"
+            )
+        if self._closed:
+            raise InvalidArgument("this client is closed; call tq.connect() again")
+
+    @property
+    def closed(self) -> bool:
+        """Whether `mark_closed` was called."""
+        return self._closed
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the process that connected."""
+        return os.getpid() != self._pid
+
+    def mark_closed(self) -> bool:
+        """Refuses every later call; returns False when that was so already."""
+        with self._lock:
+            first, self._closed = not self._closed, True
+        self.wake.set()
+        return first
+
+    def mutation(self, number: int, session: Session | None) -> common_pb2.Mutation:
+        """Returns what a mutation says of its caller."""
+        return common_pb2.Mutation(
+            client_id=self.client_id,
+            request=number,
+            settled_below=self.requests.settled_below(),
+            session=session.session if session else 0,
+        )
+
+    @property
+    def session(self) -> Session | None:
+        """The live session as far as this client knows."""
+        return self._session
+
+    def session_opened(self, reply: controller_pb2.OpenSessionReply) -> Session:
+        """Books a new session."""
+        session = Session(reply.session, reply.lease_ms)
+        with self._lock:
+            self._session = session
+            self.epoch = reply.epoch
+            self.lease_ms = reply.lease_ms
+            self._dropped_pins.clear()
+        self.nodes_changed(list(reply.nodes), self.topology_version)
+        self.wake.set()
+        return session
+
+    def session_ended(self, session: Session) -> None:
+        """Books that a session has ended; what it held is gone.
+
+        Repeatable, and to be repeated by whoever finds out: a late put may have prepared the session's writes again.
+        """
+        with self._lock:
+            if self._session is session:
+                self._session = None
+            transports = list(self._transports.values())
+        self.windows.forget(session.session)
+        for transport in transports:
+            transport.session_closed(session.session)
+
+    def lease_seen(self, lease_ms: int) -> None:
+        """Notes a lease that this client has to renew; a shorter one hastens the heartbeat."""
+        if 0 < lease_ms < self.lease_ms:
+            self.lease_ms = lease_ms
+            self.wake.set()
+
+    def drop_pin(self, session: int, pin: int) -> None:
+        """Notes that a read pin is not needed any more; the next Locate or Heartbeat carries it."""
+        with self._lock:
+            if self._session is not None and self._session.session == session:
+                self._dropped_pins.append(pin)
+
+    def take_dropped_pins(self) -> list[int]:
+        """Returns the pins to drop, which are the caller's to deliver."""
+        with self._lock:
+            pins, self._dropped_pins = self._dropped_pins, []
+        return pins
+
+    def return_dropped_pins(self, session: Session, pins: list[int]) -> None:
+        """Takes back pins that could not be delivered."""
+        with self._lock:
+            if self._session is session:
+                self._dropped_pins.extend(pins)
+
+    def nodes_changed(self, nodes: list[controller_pb2.Node], topology_version: int) -> None:
+        """Books the storage nodes as the controller described them."""
+        with self._lock:
+            self._nodes = {node.name: node for node in nodes}
+            self._placed_bytes.clear()
+            self.topology_version = topology_version
+            known = {node.address: node.arena for node in nodes}
+            gone = [a for a, t in self._transports.items() if known.get(a, t.arena) != t.arena]
+            stale = [self._transports.pop(address) for address in gone]
+        for transport in stale:
+            transport.close()
+
+    @property
+    def nodes(self) -> dict[str, controller_pb2.Node]:
+        """The storage nodes by name."""
+        return self._nodes
+
+    def node_of(self, arena: int) -> controller_pb2.Node | None:
+        """Returns the node that serves an arena."""
+        return next((node for node in self._nodes.values() if node.arena == arena), None)
+
+    def preferred_nodes(self) -> list[controller_pb2.Node]:
+        """Returns the attached nodes in the order in which a put tries them: same host first, then most free bytes."""
+
+        def rank(node: controller_pb2.Node) -> tuple[bool, int]:
+            transport = self._transports.get(node.address)
+            used = node.used_bytes + self._placed_bytes.get(node.name, 0)
+            return (transport is None or not transport.mapped, used - node.capacity_bytes)
+
+        return sorted((node for node in self._nodes.values() if node.attached), key=rank)
+
+    def placed(self, node: str, size_bytes: int) -> None:
+        """Notes bytes that were put on a node, until the controller tells its use again."""
+        with self._lock:
+            self._placed_bytes[node] = self._placed_bytes.get(node, 0) + size_bytes
+
+    def transport(self, address: str) -> NodeTransport | None:
+        """Returns the open path to a node."""
+        return self._transports.get(address)
+
+    def transport_opened(self, address: str, transport: NodeTransport) -> NodeTransport:
+        """Books a path; returns the one to use, which is another when two threads opened one."""
+        with self._lock:
+            current = self._transports.setdefault(address, transport)
+            self._transport_refusals.pop(address, None)
+        if current is not transport:
+            transport.close()
+        return current
+
+    def transport_refused(self, address: str, reason: str) -> None:
+        """Notes why there is no path to a node, for `describe`."""
+        self._transport_refusals[address] = reason
+
+    def transport_refusal(self, address: str) -> str:
+        """Returns why there is no path to a node; empty when none was tried."""
+        return self._transport_refusals.get(address, "")
+
+    def drop_transport(self, address: str) -> None:
+        """Closes the path to a node, to be opened anew."""
+        with self._lock:
+            transport = self._transports.pop(address, None)
+        if transport is not None:
+            transport.close()
+
+    def take_transports(self) -> list[Any]:
+        """Empties the table and returns the paths that were open, to be closed."""
+        with self._lock:
+            transports = list(self._transports.values())
+            self._transports.clear()
+        return transports

@@ -1,0 +1,96 @@
+"""shm: reads and writes through this process' own mapping of the arena of a node on the same host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tqclient.errors import TransportUnavailable, Unavailable
+from tqclient.transport.base import Fetched, NodeContact, Place
+from tqclient.transport.mapping import ArenaMapping, close_arena, open_arena
+from tqclient.transport.ranges import Runs, merge_ranges
+from tqclient.transport.sessions import WriteSessions
+from tqclient.wire.v1 import common_pb2
+
+
+class ShmFetched:
+    """A read-only view of an extent, of which some runs may be used."""
+
+    def __init__(self, source: NDArray[np.uint8], runs: Runs) -> None:
+        self._source: NDArray[np.uint8] | None = source
+        self._runs = runs
+
+    def view(self, offset: int, length: int) -> NDArray[np.uint8]:
+        """See `Fetched.view`."""
+        if self._source is None:
+            raise Unavailable("the fetched bytes were closed")
+        self._runs.locate(offset, length)
+        return self._source[offset : offset + length]
+
+    def close(self) -> None:
+        """See `Fetched.close`."""
+        self._source = None
+
+
+class ShmTransport:
+    """See `NodeTransport`. Writing costs the copy, reading nothing."""
+
+    name = "shm"
+    mapped = True
+
+    def __init__(self, contact: NodeContact, mapping: ArenaMapping) -> None:
+        self._contact = contact
+        self._mapping = mapping
+        self._sessions = WriteSessions(
+            take=mapping.lock_session, drop=mapping.unlock_session, end=lambda: close_arena(mapping)
+        )
+        self.arena = mapping.header.arena
+        self.reason = "; ".join(
+            (f"same host: {mapping.path} holds the arena {self.arena:016x} of {contact.peer}", *contact.refusals)
+        )
+
+    def session_opened(self, session: int) -> None:
+        """See `NodeTransport.session_opened`."""
+        self._sessions.open_session(session)
+
+    def session_closed(self, session: int) -> None:
+        """See `NodeTransport.session_closed`."""
+        self._sessions.close_session(session)
+
+    @contextmanager
+    def write(self, place: Place, *, session: int, timeout: float | None) -> Iterator[NDArray[np.uint8]]:
+        """See `NodeTransport.write`."""
+        self._contact.check_place(place)
+        with self._sessions.writing(session):
+            yield self._mapping.target(place.offset, place.length)
+
+    def read(self, extent: common_pb2.Extent, ranges: NDArray[np.uint64], *, timeout: float | None) -> Fetched:
+        """See `NodeTransport.read`."""
+        self._contact.check_extent(extent)
+        if self._sessions.closed:
+            raise Unavailable("the transport is closed")
+        runs = merge_ranges(ranges, extent.length)
+        return ShmFetched(self._mapping.source(extent.offset, extent.length, runs), Runs(runs))
+
+    def close(self) -> None:
+        """See `NodeTransport.close`."""
+        self._sessions.close()
+
+
+def open_shm(contact: NodeContact) -> ShmTransport:
+    """Maps the arena of a node on this host.
+
+    Raises:
+        TransportUnavailable: the node is on another host, or its arena may not be opened.
+    """
+    described = contact.description
+    mapping = open_arena(described.arena_path, described.arena)
+    if mapping.header.file_bytes < described.arena_bytes:
+        close_arena(mapping)
+        raise TransportUnavailable(
+            f"{described.arena_path} has {mapping.header.file_bytes} bytes, but the node says {described.arena_bytes}"
+        )
+    return ShmTransport(contact, mapping)

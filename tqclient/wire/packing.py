@@ -1,0 +1,99 @@
+"""Packed little-endian arrays and strings: how bulk metadata crosses the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tqclient.errors import InvalidArgument
+from tqclient.wire.v1.common_pb2 import Packed
+
+I64 = np.dtype("<i8")
+U64 = np.dtype("<u8")
+U32 = np.dtype("<u4")
+U8 = np.dtype("u1")
+
+
+def pack_array(values: Any, dtype: np.dtype[Any]) -> bytes:
+    """Packs integers into little-endian bytes.
+
+    Args:
+        values: ints, any shape; a value that `dtype` cannot hold raises OverflowError.
+        dtype: one of this module's dtypes.
+    """
+    packed = np.ascontiguousarray(values, dtype=dtype)
+    # A list that does not fit raises by itself; an array would wrap around.
+    if isinstance(values, np.ndarray) and values.dtype != dtype and not np.array_equal(packed, values):
+        raise OverflowError(f"values of {values.dtype} beyond {dtype}")
+    return packed.tobytes()
+
+
+def unpack_array(
+    data: bytes, dtype: np.dtype[Any], *, what: str, rows: int | None = None, columns: int = 1
+) -> NDArray[Any]:
+    """Views packed bytes as an array.
+
+    Args:
+        data: what `pack_array` made.
+        dtype: one of this module's dtypes.
+        what: the name of the wire field, for the error.
+        rows: how many there must be; None takes any number.
+        columns: numbers per row.
+
+    Returns:
+        A read-only view, `[rows]`, or `[rows, columns]` when there are several columns.
+
+    Raises:
+        InvalidArgument: the length does not fit.
+    """
+    width = dtype.itemsize * columns
+    if len(data) % width or (rows is not None and len(data) != rows * width):
+        expected = f"{rows} × {width}" if rows is not None else f"a multiple of {width}"
+        raise InvalidArgument(f"{what}: {len(data)} bytes, expected {expected}")
+    array = np.frombuffer(data, dtype=dtype)
+    return array if columns == 1 else array.reshape(-1, columns)
+
+
+def pack_blobs(blobs: Iterable[bytes]) -> Packed:
+    """Packs byte strings; fewer than 4 GiB in all."""
+    parts = list(blobs)
+    ends = np.cumsum(np.fromiter(map(len, parts), dtype=np.uint64, count=len(parts)), dtype=np.uint64)
+    if len(ends) and int(ends[-1]) >= 1 << 32:
+        raise InvalidArgument(f"{int(ends[-1])} bytes of packed strings, at most {(1 << 32) - 1}")
+    return Packed(data=b"".join(parts), ends=ends.astype(U32).tobytes())
+
+
+def unpack_blobs(packed: Packed, *, what: str, rows: int | None = None) -> list[bytes]:
+    """Unpacks what `pack_blobs` made.
+
+    Raises:
+        InvalidArgument: the number, order or extent of the strings does not fit.
+    """
+    ends = unpack_array(packed.ends, U32, what=f"{what}.ends", rows=rows)
+    data = packed.data
+    if (int(ends[-1]) if len(ends) else 0) != len(data):
+        raise InvalidArgument(f"{what}: {len(data)} bytes of data, but the last string ends elsewhere")
+    if len(ends) > 1 and bool(np.any(ends[1:] < ends[:-1])):
+        raise InvalidArgument(f"{what}.ends: not ascending")
+    bounds = ends.tolist()
+    return [data[start:end] for start, end in zip([0, *bounds], bounds, strict=False)]
+
+
+def pack_strings(strings: Sequence[str]) -> Packed:
+    """Packs strings as UTF-8."""
+    return pack_blobs(string.encode() for string in strings)
+
+
+def unpack_strings(packed: Packed, *, what: str, rows: int | None = None) -> list[str]:
+    """Unpacks UTF-8 strings.
+
+    Raises:
+        InvalidArgument: as `unpack_blobs`, or a string is not UTF-8.
+    """
+    try:
+        return [blob.decode() for blob in unpack_blobs(packed, what=what, rows=rows)]
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{what}: not UTF-8 ({error.reason})") from None

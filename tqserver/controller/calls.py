@@ -1,0 +1,177 @@
+"""Claims and commits under way: each waits for its turn, is journaled, and is answered, whoever is still listening.
+
+Callers that repeat a request while it is under way share its answer. When the last of them is gone, a call that waits
+is withdrawn. One that is on its way to the journal cannot be: a claim granted to nobody is then kept for one lease, so
+that a retry of the request finds it, and is ended after that, or as soon as its client settles the request unseen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from tqclient.errors import BackpressureTimeout, ClaimTimeout, TQError
+from tqclient.wire.v1 import common_pb2, journal_pb2
+from tqclient.wire.v1 import controller_pb2 as pb
+from tqserver import logs
+from tqserver.controller.core import Outcome
+from tqserver.controller.pipeline import Pipeline
+from tqserver.controller.waiters import Waiter, Waiters
+
+DEADLINE_MARGIN_S: Final = 0.02
+"""A call is answered this long before its gRPC deadline, so that its caller hears why."""
+
+_log = logs.get("controller.calls")
+
+RequestKey = tuple[bytes, int]
+"""(client_id, request)."""
+
+
+class _Call:
+    def __init__(self, calls: Calls, command: journal_pb2.Command, request: Any, seconds: float) -> None:
+        self._calls = calls
+        self._command = command
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + seconds
+        self._waiter = Waiter(request, self._grant, self._refuse)
+        self.key: RequestKey = (request.mutation.client_id, request.mutation.request)
+        self.callers = 0
+        self.given_up = False
+        self.future: asyncio.Future[Any] = self._loop.create_future()
+
+    def wait(self) -> None:
+        self._calls.waiters.wait(self._waiter, self._deadline - self._loop.time())
+
+    def _grant(self) -> None:
+        try:
+            self._calls.pipeline.submit(self._command, self._applied)
+        except TQError as error:
+            self._calls.waiters.settled(self._waiter)
+            self._refuse(error)
+
+    def _refuse(self, error: TQError) -> None:
+        self._calls.under_way.pop(self.key, None)
+        if self.callers:
+            self.future.set_exception(error)
+
+    def _applied(self, outcome: Outcome) -> None:
+        self._calls.waiters.settled(self._waiter)
+        may_wait = self.callers and not self.given_up
+        if isinstance(outcome.error, ClaimTimeout | BackpressureTimeout) and may_wait:
+            self.wait()  # between the look and the record, something else changed: back to its place
+        elif outcome.error is not None:
+            self._refuse(outcome.error)
+        elif outcome.reply is not None:
+            self._calls.under_way.pop(self.key, None)
+            if self.callers:
+                self.future.set_result(outcome.reply)
+            elif isinstance(outcome.reply, pb.ClaimReply):
+                self._calls.orphan(self.key, outcome.reply)
+
+    def give_up(self) -> None:
+        """The client wants it no more; but what is on its way to the journal can't be called back."""
+        self.given_up = True
+        if self._calls.waiters.withdraw(self._waiter):
+            self._refuse(ClaimTimeout("the client gave up on this request before it was granted"))
+
+    def abandon(self) -> None:
+        if self._calls.waiters.withdraw(self._waiter):
+            self._calls.under_way.pop(self.key, None)
+        elif self.future.done() and not self.future.exception() and isinstance(self.future.result(), pb.ClaimReply):
+            self._calls.orphan(self.key, self.future.result())
+
+
+class Calls:
+    """All claims and commits under way.
+
+    Args:
+        pipeline: that journals and applies them.
+        waiters: the lines that they stand in.
+    """
+
+    def __init__(self, pipeline: Pipeline, waiters: Waiters) -> None:
+        self.pipeline = pipeline
+        self.waiters = waiters
+        self.under_way: dict[RequestKey, _Call] = {}
+        self._orphans: dict[bytes, dict[int, tuple[int, asyncio.TimerHandle]]] = {}
+
+    async def result(self, command: journal_pb2.Command, request: Any, seconds: float) -> Any:
+        """Waits for a claim's or commit's turn and for its reply.
+
+        Args:
+            command: the request, as it will be journaled.
+            request: a ClaimRequest or CommitRequest, checked.
+            seconds: how long it may wait for its turn.
+
+        Raises:
+            ClaimTimeout, BackpressureTimeout: its turn did not come.
+            TQError: whatever applying it came to.
+        """
+        key = (request.mutation.client_id, request.mutation.request)
+        call = self.under_way.get(key)
+        if call is not None:
+            return await self._join(call)
+        call = self.under_way[key] = _Call(self, command, request, seconds)
+        return await self._join(call, call.wait)
+
+    async def abandoned(self, request: pb.ClaimRequest) -> Any:
+        """Ends a claim that its client has given up on.
+
+        Returns:
+            The reply, when it was on its way to the journal already.
+
+        Raises:
+            ClaimTimeout: it was not granted, and will not be.
+        """
+        call = self.under_way.get((request.mutation.client_id, request.mutation.request))
+        if call is None:
+            raise ClaimTimeout("the client gave up on this request, which was never granted")
+        return await self._join(call, call.give_up)
+
+    async def _join(self, call: _Call, begin: Callable[[], None] = lambda: None) -> Any:
+        call.callers += 1
+        begin()
+        try:
+            return await asyncio.shield(call.future)
+        except asyncio.CancelledError:
+            call.callers -= 1
+            if not call.callers:
+                call.abandon()
+            raise
+
+    def orphan(self, key: RequestKey, reply: pb.ClaimReply) -> None:
+        """Keeps a claim that was granted to nobody for one lease."""
+        client_id, request = key
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(reply.lease_ms / 1000, self._end_orphan, client_id, request)
+        self._orphans.setdefault(client_id, {})[request] = (reply.claim_id, timer)
+
+    def seen(self, mutation: common_pb2.Mutation) -> None:
+        """A client asks: for an orphan (it is one no longer), or for something after giving up on one."""
+        orphans = self._orphans.get(mutation.client_id)
+        if orphans is None:
+            return
+        if mutation.request in orphans:
+            orphans.pop(mutation.request)[1].cancel()
+        for request in [request for request in orphans if request < mutation.settled_below]:
+            orphans[request][1].cancel()
+            self._end_orphan(mutation.client_id, request)
+        if not orphans:
+            self._orphans.pop(mutation.client_id, None)
+
+    def _end_orphan(self, client_id: bytes, request: int) -> None:
+        orphans = self._orphans[client_id]
+        claim_id, _ = orphans.pop(request)
+        if not orphans:
+            del self._orphans[client_id]
+        command = journal_pb2.Command(expire_claim=journal_pb2.ExpireClaim(claim_id=claim_id))
+
+        def ended(outcome: Outcome) -> None:
+            if outcome.error is not None:
+                _log.warning("a claim that nobody took stays until its session ends", error=str(outcome.error))
+
+        try:
+            self.pipeline.submit(command, ended)
+        except TQError as error:
+            ended(Outcome(None, error, ()))

@@ -1,0 +1,35 @@
+"""The controller's pure core: see `Core`."""
+
+from __future__ import annotations
+
+from tqserver.controller.core.blocks import BlockRecord, Extent
+from tqserver.controller.core.claims import Readiness
+from tqserver.controller.core.core import Core, Outcome
+from tqserver.controller.core.effects import (
+    Effect,
+    Freed,
+    NodeAttached,
+    PartitionGone,
+    ReadinessChanged,
+    RoomChanged,
+    Sealed,
+    SessionEnded,
+    SessionOpened,
+)
+
+__all__ = [
+    "BlockRecord",
+    "Core",
+    "Effect",
+    "Extent",
+    "Freed",
+    "NodeAttached",
+    "Outcome",
+    "PartitionGone",
+    "Readiness",
+    "ReadinessChanged",
+    "RoomChanged",
+    "Sealed",
+    "SessionEnded",
+    "SessionOpened",
+]

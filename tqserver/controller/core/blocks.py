@@ -1,0 +1,272 @@
+"""Blocks, and what keeps their extents from being freed: rows, claims and read pins."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tqclient.errors import InvalidArgument
+from tqserver.controller.core import effects, limits
+
+
+class Extent(NamedTuple):
+    """Where a run of bytes lies; as in `common.proto`."""
+
+    node: str
+    arena: int
+    offset: int
+    length: int
+    generation: int
+
+
+@dataclass(slots=True)
+class BlockRecord:
+    """What the controller knows of a block.
+
+    Attributes:
+        block_id: never reused.
+        partition_id: of the partition that it was committed to.
+        rows: rows within the block.
+        extents: replicas.
+        directory: opaque bytes of the codec.
+        references: live (sample, field) pairs that lie in it.
+        claims: claims that cover it.
+        pins: read pins that cover it; volatile.
+    """
+
+    block_id: int
+    partition_id: int
+    rows: int
+    extents: tuple[Extent, ...]
+    directory: bytes
+    references: int = 0
+    claims: int = 0
+    pins: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its extents, replicas included."""
+        return sum(extent.length for extent in self.extents)
+
+
+@dataclass(slots=True)
+class _Window:
+    # Committed byte ranges [start, end), ascending and merged: clients cut extents front to back, so there are few.
+    starts: list[int]
+    ends: list[int]
+    live: int = 0
+
+
+class Windows:
+    """Which bytes of which windows were ever committed: an extent is sealed once.
+
+    A window whose last extent went is remembered for a while, because the node may still have to hear of it.
+    """
+
+    def __init__(self) -> None:
+        self._live: dict[tuple[int, int], _Window] = {}
+        self._retired: OrderedDict[tuple[int, int], _Window] = OrderedDict()
+
+    def check(self, extents: Iterable[Extent]) -> None:
+        """Raises InvalidArgument when an extent overlaps a committed one or another of the same request."""
+        fresh: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for extent in extents:
+            fresh.setdefault((extent.arena, extent.generation), []).append(
+                (extent.offset, extent.offset + extent.length)
+            )
+        for key, ranges in fresh.items():
+            ranges.sort()
+            window = self._live.get(key) or self._retired.get(key)
+            committed = any(window is not None and _overlaps(window, start, end) for start, end in ranges)
+            if committed or any(left[1] > right[0] for left, right in pairwise(ranges)):
+                raise InvalidArgument(
+                    f"an extent of window {key[1]} was committed before; reserve another window and write again"
+                )
+
+    def add(self, extent: Extent) -> None:
+        """Marks an extent as committed; `check` has passed."""
+        key = (extent.arena, extent.generation)
+        window = self._live.get(key)
+        if window is None:
+            window = self._retired.pop(key) if key in self._retired else _Window([], [])
+            self._live[key] = window
+        window.live += 1
+        start, end = extent.offset, extent.offset + extent.length
+        at = bisect_left(window.starts, start)
+        if at < len(window.starts) and window.starts[at] == end:
+            end = window.ends[at]
+            del window.starts[at], window.ends[at]
+        if at and window.ends[at - 1] == start:
+            window.ends[at - 1] = end
+        else:
+            window.starts.insert(at, start)
+            window.ends.insert(at, end)
+
+    def remove(self, extent: Extent) -> None:
+        """An extent went; its bytes stay marked."""
+        key = (extent.arena, extent.generation)
+        window = self._live[key]
+        window.live -= 1
+        if window.live == 0:
+            self._retired[key] = self._live.pop(key)
+            if len(self._retired) > limits.RETIRED_WINDOWS_MAX:
+                self._retired.popitem(last=False)
+
+    def to_tree(self) -> list[Any]:
+        """Returns what a snapshot keeps."""
+        return [
+            [[*key, window.starts, window.ends, window.live] for key, window in table.items()]
+            for table in (self._live, self._retired)
+        ]
+
+    @classmethod
+    def from_tree(cls, tree: list[Any]) -> Windows:
+        """Rebuilds what `to_tree` returned."""
+        windows = cls()
+        for table, rows in zip((windows._live, windows._retired), tree, strict=True):
+            for arena, generation, starts, ends, live in rows:
+                table[arena, generation] = _Window(starts, ends, live)
+        return windows
+
+
+def _overlaps(window: _Window, start: int, end: int) -> bool:
+    at = bisect_left(window.starts, end)  # ranges from `at` on begin behind `end`
+    return at > 0 and window.ends[at - 1] > start
+
+
+class BlockTable:
+    """All blocks. Rows and claims are durable; pins, and the grace after a start, are volatile.
+
+    A block without rows and claims has left the durable state. Its extents are freed at once, or, while it lingers,
+    when its last pin is dropped and the grace period (readers may hold pins of before the start) is over.
+    """
+
+    def __init__(self) -> None:
+        self.live: dict[int, BlockRecord] = {}
+        self.lingering: dict[int, BlockRecord] = {}
+        self.windows = Windows()
+        self.grace_until = float("-inf")
+
+    def get(self, block_id: int) -> BlockRecord | None:
+        """Returns a block whose bytes are still there."""
+        return self.live.get(block_id) or self.lingering.get(block_id)
+
+    def add(self, record: BlockRecord) -> None:
+        """Takes in a block that was just committed, with its references."""
+        self.live[record.block_id] = record
+        for extent in record.extents:
+            self.windows.add(extent)
+
+    def drop_references(self, block_ids: NDArray[Any]) -> list[BlockRecord]:
+        """Takes one reference from the block of each entry; returns the blocks that have no row left."""
+        emptied = []
+        unique, counts = np.unique(block_ids, return_counts=True)
+        for block_id, count in zip(unique.tolist(), counts.tolist(), strict=True):
+            record = self.live[block_id]
+            record.references -= count
+            if record.references < 0:
+                raise AssertionError(f"block {block_id} has {record.references} references")
+            if record.references == 0:
+                emptied.append(record)
+        return emptied
+
+    def claim(self, block_ids: Iterable[int]) -> None:
+        """Keeps blocks for one more claim."""
+        for block_id in block_ids:
+            self.live[block_id].claims += 1
+
+    def unclaim(self, block_ids: Iterable[int]) -> list[BlockRecord]:
+        """Takes back `claim`; returns the blocks."""
+        records = [self.live[block_id] for block_id in block_ids]
+        for record in records:
+            record.claims -= 1
+        return records
+
+    def retire(self, records: Iterable[BlockRecord], now: float) -> list[effects.Effect]:
+        """Removes those of the blocks that neither rows nor claims cover; returns what is freed already."""
+        freed = []
+        for record in records:
+            if record.references or record.claims or self.live.pop(record.block_id, None) is None:
+                continue
+            for extent in record.extents:
+                self.windows.remove(extent)
+            if record.pins or now < self.grace_until:
+                self.lingering[record.block_id] = record
+            else:
+                freed.append(record)
+        return freed_effects(freed)
+
+    def pin(self, block_ids: Iterable[int]) -> None:
+        """Keeps blocks for a reader."""
+        for block_id in block_ids:
+            self.live[block_id].pins += 1
+
+    def unpin(self, block_ids: Iterable[int], now: float) -> list[effects.Effect]:
+        """Takes back `pin`; returns what is freed."""
+        freed = []
+        for block_id in block_ids:
+            record = self.get(block_id)
+            if record is None:
+                raise AssertionError(f"pinned block {block_id} is gone")
+            record.pins -= 1
+            if not record.pins and now >= self.grace_until and self.lingering.pop(block_id, None) is not None:
+                freed.append(record)
+        return freed_effects(freed)
+
+    def collect(self, now: float) -> list[effects.Effect]:
+        """Frees what only the grace period kept."""
+        if now < self.grace_until or not self.lingering:
+            return []
+        freed = [record for record in self.lingering.values() if not record.pins]
+        for record in freed:
+            del self.lingering[record.block_id]
+        return freed_effects(freed)
+
+    def collect_deadline(self) -> float | None:
+        """Returns when `collect` has something to free, if ever."""
+        waits = self.grace_until > float("-inf") and any(not record.pins for record in self.lingering.values())
+        return self.grace_until if waits else None
+
+    def start(self, grace_until: float) -> None:
+        """Forgets pins: they died with the controller that gave them. What it had freed, or was about to, is gone."""
+        self.lingering.clear()
+        for record in self.live.values():
+            record.pins = 0
+        self.grace_until = grace_until
+
+    def extents_of(self, node: str, arena: int) -> NDArray[np.uint64]:
+        """Returns uint64 [n, 4] (offset, length, generation, partition_id): every extent whose bytes must stay."""
+        rows = [
+            (extent.offset, extent.length, extent.generation, record.partition_id)
+            for table in (self.live, self.lingering)
+            for record in table.values()
+            for extent in record.extents
+            if extent.arena == arena and extent.node == node
+        ]
+        return np.array(rows, dtype=np.uint64).reshape(-1, 4)
+
+
+def _by_arena(records: Iterable[BlockRecord]) -> dict[tuple[str, int], NDArray[np.uint64]]:
+    rows: dict[tuple[str, int], list[tuple[int, ...]]] = {}
+    for record in records:
+        for extent in record.extents:
+            row = (extent.offset, extent.length, extent.generation, record.partition_id)
+            rows.setdefault((extent.node, extent.arena), []).append(row)
+    return {key: np.array(value, dtype=np.uint64).reshape(-1, 4) for key, value in rows.items()}
+
+
+def sealed_effects(records: Sequence[BlockRecord]) -> list[effects.Effect]:
+    """Returns one Sealed per arena."""
+    return [effects.Sealed(node, arena, extents) for (node, arena), extents in _by_arena(records).items()]
+
+
+def freed_effects(records: Sequence[BlockRecord]) -> list[effects.Effect]:
+    """Returns one Freed per arena."""
+    return [effects.Freed(node, arena, extents) for (node, arena), extents in _by_arena(records).items()]

@@ -1,0 +1,233 @@
+"""The commit command: written blocks become visible, all of them or none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tqclient import limits as wire_limits
+from tqclient.errors import BackpressureTimeout, DuplicateKey, InvalidArgument, Sealed
+from tqclient.schema import join
+from tqclient.wire.packing import I64, pack_array
+from tqclient.wire.v1 import controller_pb2 as pb
+from tqserver.controller.core import effects, validate
+from tqserver.controller.core.blocks import BlockRecord, sealed_effects
+from tqserver.controller.core.partition import Partition
+from tqserver.controller.core.state import Effects, State
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Plan:
+    """Which row goes where.
+
+    Attributes:
+        slots: int64 [rows]: of samples that exist; -1: a new sample.
+        written: bool [rows]: false where the sample that exists is left as it is.
+    """
+
+    slots: NDArray[np.int64]
+    written: NDArray[np.bool_]
+
+    @property
+    def new_rows(self) -> NDArray[np.int64]:
+        """Rows that become samples."""
+        return np.flatnonzero(self.slots < 0)
+
+
+def commit(state: State, request: pb.CommitRequest, now: float, out: Effects) -> pb.CommitReply:
+    """Applies a CommitRequest."""
+    put = state.checked.pop(request) or validate.commit(request)
+    state.session_of(request.mutation)
+    partition = state.partition(request.partition_id)
+    plan = _plan(partition, put)
+    _check_columns(partition, put, plan)
+    _check_extents(state, partition, put)
+    new_rows = plan.new_rows
+    if len(new_rows):
+        if partition.sealed:
+            raise Sealed(f"{partition} is sealed: it takes no more samples")
+        partition.check_fits_empty(len(new_rows), put.size_bytes)
+        if not partition.has_room(len(new_rows), put.size_bytes):
+            raise BackpressureTimeout(
+                f"{partition} has {partition.samples.live} samples and {partition.size_bytes} bytes: no room for "
+                f"{len(new_rows)} more samples of {put.size_bytes} bytes; clear what was consumed"
+            )
+    _append(state, partition, put, plan, new_rows)
+    _write(state, partition, put, plan, now, out)
+    _refresh(partition, plan, new_rows)
+    out.append(effects.ReadinessChanged(partition.partition_id))
+    return pb.CommitReply(ids=pack_array(partition.samples.ids[plan.slots], I64), fields=partition.fields())
+
+
+def needs_room(state: State, request: pb.CommitRequest) -> bool:
+    """Whether the commit adds samples to a partition that has limits and takes samples."""
+    partition = state.partition(request.partition_id)
+    policy = partition.policy
+    limited = policy.HasField("capacity_samples") or policy.HasField("capacity_bytes")
+    return limited and not partition.sealed and _new_rows(partition, request) > 0
+
+
+def has_room(state: State, request: pb.CommitRequest) -> bool:
+    """Whether the commit would not be refused for lack of room; whatever else is wrong with it, it need not wait."""
+    if not needs_room(state, request):
+        return True
+    partition = state.partition(request.partition_id)
+    new_rows = _new_rows(partition, request)
+    size_bytes = sum(extent.length for block in request.blocks for extent in block.extents)
+    partition.check_fits_empty(new_rows, size_bytes)
+    return partition.has_room(new_rows, size_bytes)
+
+
+def _new_rows(partition: Partition, request: pb.CommitRequest) -> int:
+    if request.ids:
+        return 0
+    if not request.HasField("keys"):
+        return request.rows
+    keys = validate.sample_keys(request.keys, rows=request.rows)
+    return int(np.count_nonzero(partition.samples.find_keys(keys) < 0))
+
+
+def _plan(partition: Partition, put: validate.Commit) -> _Plan:
+    everything = np.ones(put.rows, dtype=np.bool_)
+    if put.ids is not None:
+        return _Plan(partition.find(put.ids), everything)
+    if put.keys is None:
+        return _Plan(np.full(put.rows, -1, dtype=np.int64), everything)
+    slots = partition.samples.find_keys(put.keys)
+    # A sample that was cleared after the client compared it is put anew: its row is in the block all the same.
+    left = np.zeros(put.rows, dtype=np.bool_) if put.skip is None else put.skip & (slots >= 0)
+    clashing = np.flatnonzero((slots >= 0) & ~left)
+    if len(clashing) and not put.upsert:
+        listed = clashing[: wire_limits.ERROR_IDS_MAX]
+        raise DuplicateKey(
+            f"{partition}: {len(clashing)} of {put.rows} keys exist already, "
+            f"the first is {put.keys[int(clashing[0])]!r}; pass upsert=True to replace the fields of those samples",
+            rows=listed.tolist(),
+            existing_ids=partition.samples.ids[slots[listed]].tolist(),
+        )
+    return _Plan(slots, ~left)
+
+
+def _check_columns(partition: Partition, put: validate.Commit, plan: _Plan) -> None:
+    columns = partition.samples.columns
+    added = [name for name in put.fields if name not in columns]
+    if len(columns) + len(added) > wire_limits.FIELDS_MAX:
+        raise InvalidArgument(f"{partition}: {len(columns) + len(added)} fields, at most {wire_limits.FIELDS_MAX}")
+    for name, (form, _) in put.fields.items():
+        column = columns.get(name)
+        if column is None:
+            continue
+        join(name, column.form, form)
+        if put.ids is not None and not put.upsert:
+            clashing = np.flatnonzero(column.block[plan.slots] != 0)
+            if len(clashing):
+                listed = clashing[: wire_limits.ERROR_IDS_MAX]
+                ids = put.ids[listed].tolist()
+                raise DuplicateKey(
+                    f"{partition}: field {name!r} is written already for {len(clashing)} of {put.rows} samples, "
+                    f"the first is {ids[0]}; pass upsert=True to replace it",
+                    ids=ids,
+                    rows=listed.tolist(),
+                    existing_ids=ids,
+                )
+
+
+def _check_extents(state: State, partition: Partition, put: validate.Commit) -> None:
+    extents = [extent for block in put.blocks for extent in block.extents]
+    for block in put.blocks:
+        if len(block.extents) != partition.policy.replicas:
+            raise InvalidArgument(
+                f"a block with {len(block.extents)} extents, but replicas={partition.policy.replicas}"
+            )
+    for node_name, arena in dict.fromkeys((extent.node, extent.arena) for extent in extents):
+        node = state.nodes.get(node_name)
+        if node is None or node.arena != arena:
+            raise InvalidArgument(
+                f"an extent in arena {arena:#x} of node {node_name!r}, which no storage node has attached"
+            )
+    state.blocks.windows.check(extents)
+
+
+def _append(state: State, partition: Partition, put: validate.Commit, plan: _Plan, new_rows: NDArray[np.int64]) -> None:
+    """Makes the new samples, without fields, and fills in their slots in the plan."""
+    count = len(new_rows)
+    if count:
+        partition.reserve(count)
+        ids = np.arange(state.next_sample, state.next_sample + count, dtype=np.int64)
+        state.next_sample += count
+        keys = None if put.keys is None else _chosen(put.keys, new_rows)
+        slots = partition.samples.append(ids, keys)
+        plan.slots[new_rows] = np.arange(slots.start, slots.stop)
+        for consumer in partition.everyone():
+            consumer.extend(slots.start, slots.stop)
+    rows = np.flatnonzero(plan.written)
+    _describe(partition, put, plan.slots[rows], rows, replace=put.ids is None or put.upsert)
+
+
+def _describe(
+    partition: Partition, put: validate.Commit, slots: NDArray[np.int64], rows: NDArray[np.int64], *, replace: bool
+) -> None:
+    """Sets groups, versions and tags. A column that joins existing samples widens their version span."""
+    samples = partition.samples
+    if put.groups is not None:
+        samples.set_groups(slots, _chosen(put.groups, rows))
+    if put.tags is not None:
+        samples.merge_tags(slots, _chosen(put.tags, rows))
+    if put.versions is not None:
+        low, high = put.versions[:, rows]
+        given = low >= 0
+        slots, low, high = slots[given], low[given], high[given]
+        own_low, own_high = samples.version_min[slots], samples.version_max[slots]
+        keep = (own_low >= 0) & (not replace)
+        samples.version_min[slots] = np.where(keep, np.minimum(own_low, low), low)
+        samples.version_max[slots] = np.where(keep, np.maximum(own_high, high), high)
+
+
+def _chosen(values: list[T], rows: NDArray[np.int64]) -> list[T]:
+    return values if len(rows) == len(values) else [values[row] for row in rows.tolist()]
+
+
+def _write(state: State, partition: Partition, put: validate.Commit, plan: _Plan, now: float, out: Effects) -> None:
+    """Makes the blocks, and points the fields of the written rows to them."""
+    samples = partition.samples
+    for name, (form, form_bytes) in put.fields.items():
+        if name not in samples.columns:
+            samples.add_column(name, form, form_bytes)
+    rows_of_blocks = np.array([block.rows for block in put.blocks], dtype=np.int64)
+    ends = np.cumsum(rows_of_blocks)
+    index = np.repeat(np.arange(len(put.blocks)), rows_of_blocks)[plan.written]
+    row_in_block = (np.arange(put.rows) - np.repeat(ends - rows_of_blocks, rows_of_blocks))[plan.written]
+    references = np.bincount(index, minlength=len(put.blocks)) * len(put.fields)
+    records = [
+        BlockRecord(state.next_block + i, partition.partition_id, block.rows, block.extents, block.directory, count)
+        for i, (block, count) in enumerate(zip(put.blocks, references.tolist(), strict=True))
+    ]
+    for record in records:
+        state.blocks.add(record)
+        partition.size_bytes += record.size_bytes
+    block_ids = index.astype(np.uint64) + np.uint64(state.next_block)
+    state.next_block += len(records)
+    slots = plan.slots[plan.written]
+    replaced = [samples.write(name, slots, block_ids, row_in_block) for name in put.fields]
+    out += sealed_effects(records)
+    emptied = state.blocks.drop_references(np.concatenate(replaced))
+    # A block of which every row was skipped is sealed and freed in one go.
+    emptied += [record for record in records if record.references == 0]
+    if emptied:
+        state.emptied(emptied, now, out)
+        out.append(effects.RoomChanged(partition.partition_id))
+
+
+def _refresh(partition: Partition, plan: _Plan, new_rows: NDArray[np.int64]) -> None:
+    slots = plan.slots[plan.written]
+    # All rows are new as a rule, and then their slots are a range.
+    contiguous = len(new_rows) == len(plan.slots)
+    where = slice(int(slots[0]), int(slots[-1]) + 1) if contiguous else slots
+    for consumer in partition.everyone():
+        consumer.refresh(where)
+    partition.apply_staleness(slots)

@@ -1,0 +1,392 @@
+"""The pure core: commands go in, replies and effects come out. No I/O, no clock, no other thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from google.protobuf.message import Message
+from numpy.typing import NDArray
+
+from tqclient import limits as wire_limits
+from tqclient.errors import InvalidArgument, SampleNotFound, TQError
+from tqclient.wire.packing import I64, U32, pack_array
+from tqclient.wire.v1 import common_pb2, controller_pb2, journal_pb2
+from tqserver.controller.core import (
+    claims,
+    commit,
+    invariants,
+    lifecycle,
+    limits,
+    membership,
+    rowcommands,
+    snapshot,
+    validate,
+)
+from tqserver.controller.core.blocks import BlockRecord
+from tqserver.controller.core.claims import Readiness
+from tqserver.controller.core.consumer import DEAD
+from tqserver.controller.core.dedup import REPLY_TYPES
+from tqserver.controller.core.effects import Effect
+from tqserver.controller.core.partition import Partition
+from tqserver.controller.core.rows import blocks_of, rows_of
+from tqserver.controller.core.samples import Slots
+from tqserver.controller.core.sessions import Leases, Session
+from tqserver.controller.core.state import Effects, State
+
+Handler = Callable[[State, Any, float, Effects], "Message | None"]
+
+HANDLERS: Final[dict[str, Handler]] = {
+    "open_session": membership.open_session,
+    "close_session": membership.close_session,
+    "create_partition": lifecycle.create_partition,
+    "seal_partition": lifecycle.seal_partition,
+    "delete_partition": lifecycle.delete_partition,
+    "set_metadata": lifecycle.set_metadata,
+    "set_version": lifecycle.set_version,
+    "commit": commit.commit,
+    "clear": rowcommands.clear,
+    "set_tags": rowcommands.set_tags,
+    "claim": claims.claim,
+    "settle": claims.settle,
+    "reset_consumer": claims.reset_consumer,
+    "requeue": claims.requeue,
+    "end_session": membership.end_session,
+    "expire_claim": claims.expire_claim,
+    "attach_node": membership.attach_node,
+    "start": membership.start,
+}
+"""Command kind → what applies it. A handler raises before it changes anything, or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a command.
+
+    Attributes:
+        reply: to a client's command that was applied; its `Rows.blocks` are the shell's to fill in.
+        error: why the command changed nothing.
+        effects: what the shell has to do now, in order.
+        repeated: the request had been applied before; the reply is the recorded one.
+    """
+
+    reply: Message | None
+    error: TQError | None
+    effects: tuple[Effect, ...]
+    repeated: bool = False
+
+
+class Core:
+    """The controller's state, and the only thing that changes it.
+
+    Durable state is a function of the commands applied, in their order. `now` (seconds of a monotonic clock) only moves
+    deadlines; leases, read pins and the grace after a start are volatile and are in no snapshot.
+
+    Args:
+        session_lease: seconds that a session lives without a heartbeat.
+    """
+
+    def __init__(self, *, session_lease: float = 10.0) -> None:
+        self._state = State(Leases(session_lease))
+
+    @property
+    def sequence(self) -> int:
+        """Journal sequence of the last command applied."""
+        return self._state.sequence
+
+    @property
+    def epoch(self) -> int:
+        """Starts of the controller."""
+        return self._state.epoch
+
+    @property
+    def topology_version(self) -> int:
+        """Changes of the set of storage nodes."""
+        return self._state.topology_version
+
+    # Commands.
+
+    def check(self, command: journal_pb2.Command) -> None:
+        """Refuses, before it is journaled, a command that no state could make valid.
+
+        Raises:
+            InvalidArgument: packed arrays, names, limits.
+            UnsupportedVersion: of the wire.
+        """
+        kind, body = _body(command)
+        if kind in REPLY_TYPES:
+            validate.mutation(body.mutation)
+        check = validate.CHECKS.get(kind)
+        unpacked = None if check is None else check(body)
+        if isinstance(unpacked, validate.Commit):
+            self._state.checked.add(body, unpacked)
+
+    def recorded(self, mutation: common_pb2.Mutation) -> Message | None:
+        """Returns the reply that this request was given, if it was applied.
+
+        Raises:
+            InvalidArgument: it was applied or settled, and its reply is no longer known.
+        """
+        return self._state.replies.recorded(mutation)
+
+    def apply(self, command: journal_pb2.Command, now: float, sequence: int) -> Outcome:
+        """Applies one command.
+
+        Args:
+            command: as it was journaled.
+            now: monotonic seconds.
+            sequence: of its journal record.
+
+        Returns:
+            The outcome. An error means that nothing has changed; anything but a TQError that is raised is a bug, after
+            which this object must not be used.
+        """
+        kind, body = _body(command)
+        state = self._state
+        state.sequence = sequence
+        effects: Effects = []
+        try:
+            if kind not in REPLY_TYPES:
+                HANDLERS[kind](state, body, now, effects)
+                return Outcome(None, None, tuple(effects))
+            validate.mutation(body.mutation)
+            recorded = state.replies.recorded(body.mutation, kind)
+            if recorded is not None:
+                return Outcome(recorded, None, (), repeated=True)
+            state.replies.admit(body.mutation)
+            reply = HANDLERS[kind](state, body, now, effects)
+        except TQError as error:
+            return Outcome(None, error, ())
+        if reply is None:
+            raise AssertionError(f"{kind} has no reply")
+        state.replies.record(body.mutation, kind, reply)
+        return Outcome(reply, None, tuple(effects))
+
+    # Leases.
+
+    def due(self, now: float) -> list[journal_pb2.Command]:
+        """Returns the ends of the leases that ran out, to be journaled and applied. From here on they can't be renewed.
+
+        What is not applied within `limits.DUE_AGAIN_S` is returned again.
+        """
+        return [
+            journal_pb2.Command(end_session=journal_pb2.EndSession(session=found.session))
+            if isinstance(found, Session)
+            else journal_pb2.Command(expire_claim=journal_pb2.ExpireClaim(claim_id=found.claim_id))
+            for found in self._state.leases.pop_due(now)
+        ]
+
+    def next_deadline(self) -> float | None:
+        """Returns when `due` or `collect` has something to do next, in monotonic seconds."""
+        times = (self._state.leases.next_deadline(), self._state.blocks.collect_deadline())
+        return min((time for time in times if time is not None), default=None)
+
+    def heartbeat(self, session: int, dropped_pins: Iterable[int], now: float) -> tuple[int, tuple[Effect, ...]]:
+        """Renews a session and its claims, and drops read pins.
+
+        Returns:
+            The shortest lease among them, in milliseconds, and what was freed.
+
+        Raises:
+            LeaseExpired: the session has ended.
+        """
+        lease_ms = self._state.leases.renew(session, now)
+        return lease_ms, self.drop_pins(session, dropped_pins, now)
+
+    def renew_claim(self, session: int, claim_id: int, now: float) -> int:
+        """Renews one claim; returns its lease in milliseconds.
+
+        Raises:
+            LeaseExpired: it has ended, or is another session's.
+        """
+        return self._state.leases.renew_claim(claim_id, session, now)
+
+    # Waiting.
+
+    def readiness(self, request: controller_pb2.ClaimRequest) -> Readiness:
+        """Says what a claim would meet now; the cost does not depend on the partition's size (but at the first look).
+
+        Raises:
+            TQError: whatever the claim would be refused with, other than ClaimTimeout and Sealed.
+        """
+        return claims.readiness(self._state, request)
+
+    def ready_count(self, request: controller_pb2.ClaimRequest) -> int:
+        """Returns how many samples are ready for this claim; raises as `readiness`."""
+        return claims.ready_count(self._state, request)
+
+    def needs_room(self, request: controller_pb2.CommitRequest) -> bool:
+        """Says whether a commit adds samples to a partition that has limits.
+
+        Raises:
+            PartitionNotFound: it is gone.
+            InvalidArgument: the keys do not parse.
+        """
+        return commit.needs_room(self._state, request)
+
+    def has_room(self, request: controller_pb2.CommitRequest) -> bool:
+        """Says whether a commit need not wait for room.
+
+        Raises:
+            PartitionNotFound: it is gone.
+            InvalidArgument: it would not fit an empty partition.
+        """
+        return commit.has_room(self._state, request)
+
+    # Reads.
+
+    def describe_partition(self, partition_id: int, name: str = "") -> controller_pb2.Partition:
+        """Returns a partition by id, or by name when the id is 0; raises PartitionNotFound."""
+        return self._state.partition(partition_id, name).describe()
+
+    def list_partitions(self, prefix: str = "") -> list[controller_pb2.Partition]:
+        """Returns the partitions whose name begins so, by name."""
+        names = sorted(name for name in self._state.names if name.startswith(prefix))
+        return [self._state.partition(0, name).describe() for name in names]
+
+    def list_dead(self, partition_id: int, consumer: str) -> controller_pb2.ListDeadReply:
+        """Returns the samples that were given up after max_attempts deliveries; raises PartitionNotFound."""
+        partition = self._state.partition(partition_id)
+        partition.check_consumer(consumer)
+        found = partition.consumers.get(consumer)
+        if found is None:
+            return controller_pb2.ListDeadReply()
+        dead = np.flatnonzero(found.state[: partition.samples.size] == DEAD)
+        ids, attempts = partition.samples.ids[dead], found.attempts[dead]
+        return controller_pb2.ListDeadReply(ids=pack_array(ids, I64), attempts=pack_array(attempts, U32))
+
+    def describe(self) -> controller_pb2.DescribeClusterReply:
+        """Returns counts and nodes; what is volatile (waiting claims, links, usage) is the shell's to fill in."""
+        state = self._state
+        return controller_pb2.DescribeClusterReply(
+            epoch=state.epoch,
+            topology_version=state.topology_version,
+            nodes=state.nodes.values(),
+            sessions=len(state.leases.sessions),
+            claims=len(state.leases.claims),
+            journal_sequence=state.sequence,
+        )
+
+    def locate(self, request: controller_pb2.LocateRequest, now: float) -> controller_pb2.LocateReply:
+        """Says where samples lie, and pins their blocks.
+
+        `request.dropped_pins` is left alone: the shell passes it to `drop_pins` first. `rows.blocks` is left empty.
+
+        Raises:
+            PartitionNotFound: it is gone.
+            SampleNotFound: naming every missing id, key or unwritten field; nothing is pinned then.
+            LeaseExpired: the session has ended.
+            InvalidArgument: the request is malformed, or the session holds too many pins.
+        """
+        state = self._state
+        session = state.leases.session(request.session)
+        if len(session.pins) >= limits.PINS_PER_SESSION_MAX:
+            raise InvalidArgument(f"session {session.session} holds {limits.PINS_PER_SESSION_MAX} read pins, the most")
+        partition = state.partition(request.partition_id)
+        fields = tuple(validate.names("field", request.fields, wire_limits.FIELDS_MAX))
+        fields = fields or tuple(partition.samples.columns)
+        slots = _located(partition, request)
+        _check_written(partition, slots, fields)
+        block_ids = blocks_of(partition.samples, slots, fields)
+        state.blocks.pin(block_ids)
+        state.last_pin += 1
+        pin = state.epoch << 40 | state.last_pin  # a pin of before a restart names nothing now
+        session.pins[pin] = block_ids
+        rows = rows_of(partition.samples, slots, fields)
+        return controller_pb2.LocateReply(pin=pin, rows=rows, fields=partition.fields(fields))
+
+    def drop_pins(self, session: int, pins: Iterable[int], now: float) -> tuple[Effect, ...]:
+        """Drops read pins; those that are unknown (of before a restart) are passed over. Returns what was freed.
+
+        Raises:
+            LeaseExpired: the session has ended.
+        """
+        held = self._state.leases.session(session).pins
+        effects: Effects = []
+        for pin in pins:
+            effects += self._state.blocks.unpin(held.pop(pin, ()), now)
+        return tuple(effects)
+
+    def collect(self, now: float) -> tuple[Effect, ...]:
+        """Frees what only the grace period after a start kept."""
+        return tuple(self._state.blocks.collect(now))
+
+    def block(self, block_id: int) -> BlockRecord | None:
+        """Returns a block (extents, directory, rows) whose bytes are still there."""
+        return self._state.blocks.get(block_id)
+
+    def node(self, name: str) -> controller_pb2.Node | None:
+        """Returns a storage node that has attached."""
+        return self._state.nodes.get(name)
+
+    def node_sync(self, node: str, arena: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Returns all that a node has to know.
+
+        Returns:
+            extents: uint64 [n, 4]: offset, length, generation, partition_id; what is neither here nor reserved is free.
+            sessions: uint64 [m]: live ones.
+        """
+        sessions = np.fromiter(self._state.leases.sessions, dtype=np.uint64)
+        return self._state.blocks.extents_of(node, arena), sessions
+
+    # Snapshots.
+
+    def snapshot(self) -> bytes:
+        """Returns the durable state; equal states have equal bytes."""
+        return snapshot.dump(self._state)
+
+    @classmethod
+    def restore(cls, data: bytes, now: float, *, session_lease: float = 10.0) -> Core:
+        """Returns a core in the state that `snapshot` returned; every lease begins at `now`.
+
+        Raises:
+            UnsupportedVersion: a later version of this software wrote it.
+        """
+        core = cls.__new__(cls)
+        core._state = snapshot.load(data, now, session_lease)
+        return core
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError when counts do not add up or indexes disagree. Slow: for tests."""
+        invariants.check(self._state)
+
+
+def _body(command: journal_pb2.Command) -> tuple[str, Any]:
+    kind = command.WhichOneof("body")
+    if kind is None:
+        raise InvalidArgument("the command is empty, or of a later version")
+    return kind, getattr(command, kind)
+
+
+def _located(partition: Partition, request: controller_pb2.LocateRequest) -> Slots:
+    if not request.HasField("keys"):
+        return partition.find(validate.sample_ids(request.ids))
+    if request.ids:
+        raise InvalidArgument("samples are looked up by ids or by keys, not by both")
+    keys = validate.sample_keys(request.keys)
+    slots = partition.samples.find_keys(keys)
+    missing = np.flatnonzero(slots < 0)[: wire_limits.ERROR_IDS_MAX].tolist()
+    if missing:
+        shown = ", ".join(repr(keys[row]) for row in missing[:8])
+        raise SampleNotFound(
+            f"{partition}: {int(np.count_nonzero(slots < 0))} of {len(keys)} keys have no sample: {shown}", rows=missing
+        )
+    return slots
+
+
+def _check_written(partition: Partition, slots: Slots, fields: tuple[str, ...]) -> None:
+    for name in fields:
+        column = partition.samples.columns.get(name)
+        if column is None:
+            known = ", ".join(partition.samples.columns) or "none yet"
+            raise SampleNotFound(f"{partition} has no field {name!r}; its fields: {known}")
+        unwritten = np.flatnonzero(column.block[slots] == 0)
+        if len(unwritten):
+            rows = unwritten[: wire_limits.ERROR_IDS_MAX]
+            raise SampleNotFound(
+                f"{partition}: field {name!r} is not written for {len(unwritten)} of {len(slots)} samples",
+                ids=partition.samples.ids[slots[rows]].tolist(),
+                rows=rows.tolist(),
+            )

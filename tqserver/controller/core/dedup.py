@@ -1,0 +1,148 @@
+"""Recorded replies: a repeated request has one effect and one answer."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from google.protobuf.message import Message
+
+from tqclient.errors import InvalidArgument
+from tqclient.wire.v1 import common_pb2, controller_pb2
+from tqserver.controller.core import limits
+
+REPLY_TYPES: Final[dict[str, type[Message]]] = {
+    "open_session": controller_pb2.OpenSessionReply,
+    "close_session": controller_pb2.CloseSessionReply,
+    "create_partition": controller_pb2.PartitionReply,
+    "seal_partition": controller_pb2.PartitionReply,
+    "delete_partition": controller_pb2.DeletePartitionReply,
+    "set_metadata": controller_pb2.PartitionReply,
+    "set_version": controller_pb2.PartitionReply,
+    "commit": controller_pb2.CommitReply,
+    "clear": controller_pb2.ClearReply,
+    "set_tags": controller_pb2.SetTagsReply,
+    "claim": controller_pb2.ClaimReply,
+    "settle": controller_pb2.SettleReply,
+    "reset_consumer": controller_pb2.ResetConsumerReply,
+    "requeue": controller_pb2.RequeueReply,
+}
+"""Command kind → its reply; the kinds that carry a Mutation."""
+
+
+@dataclass(slots=True)
+class _Client:
+    settled_below: int = 0
+    sessions: int = 0
+    size_bytes: int = 0
+    # request → (kind, serialized reply, or None once it was forgotten), oldest first.
+    replies: OrderedDict[int, tuple[str, bytes | None]] = field(default_factory=OrderedDict)
+
+
+class Replies:
+    """The recorded replies of every client."""
+
+    def __init__(self) -> None:
+        self._clients: dict[bytes, _Client] = {}
+        self._idle: OrderedDict[bytes, None] = OrderedDict()  # clients without a session, the longest idle first
+
+    def recorded(self, mutation: common_pb2.Mutation, kind: str | None = None) -> Message | None:
+        """Returns the reply that was given to this request, if it was applied.
+
+        Args:
+            mutation: who asks, and which request it is.
+            kind: of the command; None takes any.
+
+        Raises:
+            InvalidArgument: its reply is no longer known, or the request was another kind of command.
+        """
+        client = self._clients.get(mutation.client_id)
+        if client is None:
+            return None
+        request = mutation.request
+        recorded = client.replies.get(request)
+        if recorded is None:
+            if request < client.settled_below:
+                raise InvalidArgument(f"request {request}: this client has settled all below {client.settled_below}")
+            return None
+        recorded_kind, data = recorded
+        if kind is not None and kind != recorded_kind:
+            raise InvalidArgument(f"request {request} was a {recorded_kind}, and is now repeated as a {kind}")
+        if data is None:
+            raise InvalidArgument(
+                f"request {request} was applied, but its reply was forgotten: more than "
+                f"{limits.REPLY_BYTES_PER_CLIENT_MAX} bytes of unsettled replies"
+            )
+        return REPLY_TYPES[recorded_kind].FromString(data)
+
+    def admit(self, mutation: common_pb2.Mutation) -> None:
+        """Raises InvalidArgument when the client has no room for another unsettled reply."""
+        client = self._clients.get(mutation.client_id)
+        if client is None or len(client.replies) < limits.REPLIES_PER_CLIENT_MAX:
+            return
+        if sum(request >= mutation.settled_below for request in client.replies) >= limits.REPLIES_PER_CLIENT_MAX:
+            raise InvalidArgument(
+                f"{limits.REPLIES_PER_CLIENT_MAX} replies of this client are unsettled: raise Mutation.settled_below"
+            )
+
+    def record(self, mutation: common_pb2.Mutation, kind: str, reply: Message) -> None:
+        """Remembers the reply to a request that was just applied."""
+        client = self._clients.get(mutation.client_id)
+        if client is None:
+            client = self._clients[mutation.client_id] = _Client()
+            self._set_idle(mutation.client_id)
+        if mutation.settled_below > client.settled_below:
+            client.settled_below = mutation.settled_below
+            for request in [request for request in client.replies if request < mutation.settled_below]:
+                client.size_bytes -= len(client.replies.pop(request)[1] or b"")
+        data = reply.SerializeToString(deterministic=True)
+        client.replies[mutation.request] = (kind, data)
+        client.size_bytes += len(data)
+        if client.size_bytes > limits.REPLY_BYTES_PER_CLIENT_MAX:
+            self._forget(client)
+
+    @staticmethod
+    def _forget(client: _Client) -> None:
+        for request, (kind, data) in client.replies.items():
+            if client.size_bytes <= limits.REPLY_BYTES_PER_CLIENT_MAX:
+                break
+            client.size_bytes -= len(data or b"")
+            client.replies[request] = (kind, None)
+
+    def session_opened(self, client_id: bytes) -> None:
+        """A client has one more live session."""
+        self._clients.setdefault(client_id, _Client()).sessions += 1
+        self._idle.pop(client_id, None)
+
+    def session_ended(self, client_id: bytes) -> None:
+        """A client has one live session less."""
+        client = self._clients[client_id]
+        client.sessions -= 1
+        if client.sessions == 0:
+            self._set_idle(client_id)
+
+    def _set_idle(self, client_id: bytes) -> None:
+        self._idle[client_id] = None
+        if len(self._idle) > limits.IDLE_CLIENTS_MAX:
+            del self._clients[self._idle.popitem(last=False)[0]]
+
+    def to_tree(self) -> list[Any]:
+        """Returns what a snapshot keeps."""
+        clients = [
+            [client_id, client.settled_below, client.sessions, [[r, *reply] for r, reply in client.replies.items()]]
+            for client_id, client in self._clients.items()
+        ]
+        return [clients, list(self._idle)]
+
+    @classmethod
+    def from_tree(cls, tree: list[Any]) -> Replies:
+        """Rebuilds what `to_tree` returned."""
+        table = cls()
+        clients, idle = tree
+        for client_id, settled_below, sessions, rows in clients:
+            replies = OrderedDict((request, (kind, data)) for request, kind, data in rows)
+            size_bytes = sum(len(data or b"") for _, data in replies.values())
+            table._clients[client_id] = _Client(settled_below, sessions, size_bytes, replies)
+        table._idle = OrderedDict.fromkeys(idle)
+        return table

@@ -1,0 +1,98 @@
+"""Commands on partitions as wholes: create, seal, delete, metadata, weight version."""
+
+from __future__ import annotations
+
+from tqclient.errors import InvalidArgument, PartitionExists
+from tqclient.wire.v1 import controller_pb2 as pb
+from tqserver.controller.core import effects, limits, validate
+from tqserver.controller.core.partition import Partition
+from tqserver.controller.core.state import Effects, State
+
+
+def create_partition(state: State, request: pb.CreatePartitionRequest, now: float, out: Effects) -> pb.PartitionReply:
+    """Applies a CreatePartitionRequest."""
+    policy = validate.create_partition(request)
+    state.session_of(request.mutation)
+    if request.name in state.names:
+        return _existing(state.partition(0, request.name), policy, request, out)
+    if len(state.partitions) >= limits.PARTITIONS_MAX:
+        raise InvalidArgument(f"there are {limits.PARTITIONS_MAX} partitions already, the most there can be")
+    partition = Partition(state.next_partition, request.name, policy, accepts_any=not request.consumers)
+    state.next_partition += 1
+    partition.metadata = {key: request.metadata[key] for key in sorted(request.metadata)}
+    for consumer in request.consumers:
+        partition.admit(consumer)
+    state.partitions[partition.partition_id] = partition
+    state.names[partition.name] = partition.partition_id
+    return pb.PartitionReply(partition=partition.describe())
+
+
+def _existing(
+    partition: Partition, policy: pb.Policy, request: pb.CreatePartitionRequest, out: Effects
+) -> pb.PartitionReply:
+    if not request.exist_ok:
+        raise PartitionExists(f"{partition} exists; pass exist_ok=True to use it as it is")
+    for field in pb.Policy.DESCRIPTOR.fields:
+        known, asked = (
+            getattr(value, field.name) if not field.has_presence or value.HasField(field.name) else None
+            for value in (partition.policy, policy)
+        )
+        if known != asked:
+            raise PartitionExists(f"{partition} exists with {field.name}={known}, not {asked}")
+    added = [consumer for consumer in request.consumers if consumer not in partition.consumers]
+    partition.check_consumer_count(len(added))
+    for consumer in added:
+        partition.admit(consumer)
+    if added:
+        out.append(effects.ReadinessChanged(partition.partition_id))
+    return pb.PartitionReply(partition=partition.describe())
+
+
+def seal_partition(state: State, request: pb.SealPartitionRequest, now: float, out: Effects) -> pb.PartitionReply:
+    """Applies a SealPartitionRequest."""
+    state.session_of(request.mutation)
+    partition = state.partition(request.partition_id)
+    if not partition.sealed:
+        partition.sealed = True
+        # Puts that wait for room are told at once that there will be none.
+        out += (effects.ReadinessChanged(partition.partition_id), effects.RoomChanged(partition.partition_id))
+    return pb.PartitionReply(partition=partition.describe())
+
+
+def delete_partition(
+    state: State, request: pb.DeletePartitionRequest, now: float, out: Effects
+) -> pb.DeletePartitionReply:
+    """Applies a DeletePartitionRequest."""
+    state.session_of(request.mutation)
+    partition = state.partition(request.partition_id)
+    del state.partitions[partition.partition_id], state.names[partition.name]
+    blocks = partition.remove(partition.samples.slots())
+    state.emptied(state.blocks.drop_references(blocks), now, out)
+    out.append(effects.PartitionGone(partition.partition_id))
+    return pb.DeletePartitionReply()
+
+
+def set_metadata(state: State, request: pb.SetMetadataRequest, now: float, out: Effects) -> pb.PartitionReply:
+    """Applies a SetMetadataRequest."""
+    validate.set_metadata(request)
+    state.session_of(request.mutation)
+    partition = state.partition(request.partition_id)
+    merged = {key: value for key, value in partition.metadata.items() if key not in request.delete}
+    merged.update((key, request.set[key]) for key in sorted(request.set))
+    validate.metadata(merged)
+    partition.metadata = merged
+    return pb.PartitionReply(partition=partition.describe())
+
+
+def set_version(state: State, request: pb.SetVersionRequest, now: float, out: Effects) -> pb.PartitionReply:
+    """Applies a SetVersionRequest."""
+    validate.set_version(request)
+    state.session_of(request.mutation)
+    partition = state.partition(request.partition_id)
+    if request.version < partition.version:
+        raise InvalidArgument(f"{partition} is at version {partition.version} already, and {request.version} is older")
+    if request.version > partition.version:
+        partition.version = request.version
+        partition.apply_staleness(partition.samples.slots())
+        out.append(effects.ReadinessChanged(partition.partition_id))
+    return pb.PartitionReply(partition=partition.describe())

@@ -1,0 +1,201 @@
+"""The durable state as bytes, and back. Arrays travel as they are; what can be derived from them is not kept."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from tqclient.errors import UnsupportedVersion
+from tqclient.schema import Form
+from tqclient.wire.v1 import controller_pb2
+from tqserver.controller.core.blocks import BlockRecord, BlockTable, Extent, Windows
+from tqserver.controller.core.consumer import STATES, Consumer, grown
+from tqserver.controller.core.dedup import Replies
+from tqserver.controller.core.partition import Partition
+from tqserver.controller.core.samples import Column, SampleTable
+from tqserver.controller.core.sessions import Claim, Leases, Session
+from tqserver.controller.core.state import State
+
+FORMAT: Final = 1
+_COUNTERS: Final = (
+    "sequence",
+    "epoch",
+    "topology_version",
+    "next_partition",
+    "next_sample",
+    "next_block",
+    "next_claim",
+    "next_session",
+)
+_SAMPLE_ARRAYS: Final = ("ids", "version_min", "version_max", "group", "alive")
+# Narrower than in memory where little-endian bytes on disk gain from it.
+_SAMPLE_DTYPES: Final = {"ids": "<i8", "version_min": "<i8", "version_max": "<i8", "group": "<i4", "alive": "|b1"}
+
+
+def dump(state: State) -> bytes:
+    """Returns the durable state: equal states, however reached, have equal bytes."""
+    leases = state.leases
+    tree = {
+        "format": FORMAT,
+        "counters": [getattr(state, name) for name in _COUNTERS],
+        "partitions": [_dump_partition(partition) for partition in state.partitions.values()],
+        "blocks": _dump_blocks(state.blocks),
+        "sessions": [[s.session, s.client_id, s.label, s.version] for s in leases.sessions.values()],
+        "claims": [
+            [c.claim_id, c.session, c.partition_id, c.consumer, c.ids.astype("<i8").tobytes(), c.blocks, c.lease_ms]
+            for c in leases.claims.values()
+        ],
+        "replies": state.replies.to_tree(),
+        "nodes": [node.SerializeToString(deterministic=True) for node in state.nodes.values()],
+        "arenas": list(state.arenas.items()),
+    }
+    return bytes(msgpack.packb(tree))
+
+
+def load(data: bytes, now: float, session_lease: float) -> State:
+    """Rebuilds what `dump` returned; every lease begins at `now`.
+
+    Raises:
+        UnsupportedVersion: a later version of this software wrote it.
+    """
+    with _without_gc():
+        tree = msgpack.unpackb(data, strict_map_key=False)
+        if tree["format"] != FORMAT:
+            raise UnsupportedVersion(f"the snapshot has format {tree['format']}, this controller reads {FORMAT}")
+        leases = Leases(session_lease)
+        state = State(leases)
+        for name, value in zip(_COUNTERS, tree["counters"], strict=True):
+            setattr(state, name, value)
+        for row in tree["partitions"]:
+            partition = _load_partition(row)
+            state.partitions[partition.partition_id] = partition
+            state.names[partition.name] = partition.partition_id
+        _load_blocks(state.blocks, tree["blocks"])
+        for row in tree["sessions"]:
+            leases.sessions[row[0]] = Session(*row)
+        for claim_id, session, partition_id, consumer, ids, blocks, lease_ms in tree["claims"]:
+            array = np.frombuffer(ids, dtype="<i8").astype(np.int64)
+            leases.claims[claim_id] = Claim(claim_id, session, partition_id, consumer, array, blocks, lease_ms)
+            leases.sessions[session].claims[claim_id] = None
+        leases.restart(now)
+        state.replies = Replies.from_tree(tree["replies"])
+        nodes = [controller_pb2.Node.FromString(node) for node in tree["nodes"]]
+        state.nodes = {node.name: node for node in nodes}
+        state.arenas = dict(tree["arenas"])
+        return state
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    # A million new containers, none of them garbage: collecting in between doubles the time.
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _dump_partition(partition: Partition) -> dict[str, Any]:
+    samples = partition.samples
+    size = samples.size
+    return {
+        "id": partition.partition_id,
+        "name": partition.name,
+        "policy": partition.policy.SerializeToString(deterministic=True),
+        "accepts_any": partition.accepts_any,
+        "sealed": partition.sealed,
+        "version": partition.version,
+        "metadata": list(partition.metadata.items()),
+        "size_bytes": partition.size_bytes,
+        "size": size,
+        "arrays": [getattr(samples, name)[:size].astype(_SAMPLE_DTYPES[name]).tobytes() for name in _SAMPLE_ARRAYS],
+        "keys": samples.keys if any(samples.keys) else None,
+        "tags": samples.tags if any(samples.tags) else None,
+        "groups": [samples.group_values, samples.group_sizes],
+        "columns": [
+            [name, c.form_bytes, c.block[:size].astype("<u8").tobytes(), c.row[:size].astype("<u4").tobytes()]
+            for name, c in samples.columns.items()
+        ],
+        "consumers": [
+            [c.name, c.state[:size].tobytes(), c.attempts[:size].astype("<u2").tobytes(), c.last_fields]
+            for c in partition.consumers.values()
+        ],
+    }
+
+
+def _array(data: bytes, dtype: str, capacity: int) -> NDArray[Any]:
+    source = np.frombuffer(data, dtype=dtype)
+    native = source.dtype.newbyteorder("=")
+    return grown(source.astype(native, copy=False), capacity)
+
+
+def _load_partition(row: dict[str, Any]) -> Partition:
+    policy = controller_pb2.Policy.FromString(row["policy"])
+    partition = Partition(row["id"], row["name"], policy, row["accepts_any"])
+    partition.sealed = row["sealed"]
+    partition.version = row["version"]
+    partition.metadata = dict(row["metadata"])
+    partition.size_bytes = row["size_bytes"]
+    samples = partition.samples
+    _load_samples(samples, row)
+    for name, state, attempts, last_fields in row["consumers"]:
+        consumer = Consumer(name, 0, samples.written)
+        consumer.state = _array(state, "|u1", samples.capacity)
+        consumer.attempts = _array(attempts, "<u2", samples.capacity)
+        consumer.counts = np.bincount(consumer.state[: samples.size], minlength=STATES).astype(np.int64)
+        consumer.last_fields = None if last_fields is None else tuple(last_fields)
+        partition.consumers[name] = consumer
+    return partition
+
+
+def _load_samples(samples: SampleTable, row: dict[str, Any]) -> None:
+    size = samples.size = row["size"]
+    capacity = max(samples.capacity, size)
+    for name, data in zip(_SAMPLE_ARRAYS, row["arrays"], strict=True):
+        array = _array(data, _SAMPLE_DTYPES[name], capacity)
+        setattr(samples, name, array.astype(np.int64) if name == "group" else array)
+    samples.live = int(np.count_nonzero(samples.alive[:size]))
+    samples.keys = [""] * size if row["keys"] is None else row["keys"]
+    samples.tags = [b""] * size if row["tags"] is None else row["tags"]
+    samples.group_values, samples.group_sizes = row["groups"]
+    for name, form, block, rows in row["columns"]:
+        column = Column(Form.from_bytes(form), form, _array(block, "<u8", capacity), _array(rows, "<u4", capacity))
+        column.written = int(np.count_nonzero(column.block))
+        samples.columns[name] = column
+
+
+def _dump_blocks(blocks: BlockTable) -> dict[str, Any]:
+    records = list(blocks.live.values())
+    numbers = [(r.block_id, r.partition_id, r.rows, r.references, r.claims, len(r.extents)) for r in records]
+    extents = [extent for record in records for extent in record.extents]
+    nodes = list(dict.fromkeys(extent.node for extent in extents))
+    index = {node: at for at, node in enumerate(nodes)}
+    places = [(index[e.node], e.arena, e.offset, e.length, e.generation) for e in extents]
+    return {
+        "numbers": np.array(numbers, dtype="<u8").tobytes(),
+        "nodes": nodes,
+        "extents": np.array(places, dtype="<u8").tobytes(),
+        "directories": [record.directory for record in records],
+        "windows": blocks.windows.to_tree(),
+    }
+
+
+def _load_blocks(blocks: BlockTable, tree: dict[str, Any]) -> None:
+    places = np.frombuffer(tree["extents"], dtype="<u8").reshape(-1, 5)
+    nodes = [tree["nodes"][at] for at in places[:, 0].tolist()]
+    extents = list(map(Extent, nodes, *(places[:, column].tolist() for column in range(1, 5))))
+    ids, partitions, rows, references, claims, counts = np.frombuffer(tree["numbers"], dtype="<u8").reshape(-1, 6).T
+    ends = np.cumsum(counts).tolist()
+    groups = [tuple(extents[start:end]) for start, end in zip([0, *ends[:-1]], ends, strict=False)]
+    columns = (column.tolist() for column in (ids, partitions, rows))
+    records = map(BlockRecord, *columns, groups, tree["directories"], references.tolist(), claims.tolist())
+    blocks.live = {record.block_id: record for record in records}
+    blocks.windows = Windows.from_tree(tree["windows"])

@@ -1,0 +1,80 @@
+"""Which block directories each session was sent: a directory travels once, and the client keeps it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+import numpy as np
+
+from tqclient import limits
+from tqclient.errors import LeaseExpired, SampleNotFound
+from tqclient.wire.packing import U64, pack_blobs, unpack_array
+from tqclient.wire.v1 import common_pb2
+from tqserver.controller.core import Core
+
+SENT_PER_SESSION_MAX: Final = 16_384
+"""Blocks that a session is known to have been sent; a client should cache about as many."""
+ROWS_REPLY_BYTES_MAX: Final = limits.MESSAGE_BYTES_MAX - limits.MIB
+"""Directories that would make a reply larger are left out: the client asks for them."""
+
+
+class Directories:
+    """Fills in the blocks of replies.
+
+    Args:
+        core: that knows the blocks.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._sent: dict[int, OrderedDict[int, None]] = {}
+
+    def fill_in(self, session: int, rows: common_pb2.Rows) -> None:
+        """Adds each block that the placements point into, with its directory if the session was not sent it before.
+
+        Raises:
+            LeaseExpired: a block is gone: the reply is a recorded one, and its claim has ended.
+        """
+        sent = self._sent.setdefault(session, OrderedDict())
+        placed = [np.frombuffer(placement.block, dtype=U64) for placement in rows.placements]
+        room = ROWS_REPLY_BYTES_MAX - rows.ByteSize()
+        for block_id in np.unique(np.concatenate(placed)).tolist() if placed else []:
+            record = self._core.block(block_id)
+            if record is None:
+                raise LeaseExpired(
+                    f"block {block_id} of this reply is gone: the claim ended before it was asked for again"
+                )
+            block = rows.blocks.add(block_id=block_id)
+            for extent in record.extents:
+                block.extents.add(**extent._asdict())
+            if block_id in sent:
+                sent.move_to_end(block_id)
+            elif len(record.directory) <= room:
+                block.directory = record.directory
+                room -= len(record.directory)
+                sent[block_id] = None
+                if len(sent) > SENT_PER_SESSION_MAX:
+                    sent.popitem(last=False)
+
+    def get(self, session: int, block_ids: bytes) -> common_pb2.Packed:
+        """Returns directories in the order asked for.
+
+        Raises:
+            SampleNotFound: a block is gone.
+        """
+        found = []
+        for block_id in unpack_array(block_ids, U64, what="block_ids").tolist():
+            record = self._core.block(block_id)
+            if record is None:
+                raise SampleNotFound(
+                    f"block {block_id} is gone: its samples were cleared, and nothing holds it for you"
+                )
+            found.append(record.directory)
+            if session in self._sent:
+                self._sent[session][block_id] = None
+        return pack_blobs(found)
+
+    def session_ended(self, session: int) -> None:
+        """Forgets a session."""
+        self._sent.pop(session, None)

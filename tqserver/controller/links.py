@@ -1,0 +1,244 @@
+"""The links to the storage nodes: what was applied goes out in order, what the nodes saw comes in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tqclient.errors import InvalidArgument, TQError, Unavailable, UnsupportedVersion
+from tqclient.wire.packing import U64, pack_array
+from tqclient.wire.v1 import controller_pb2 as pb
+from tqclient.wire.v1 import journal_pb2
+from tqserver import logs
+from tqserver.controller.core import Effect, Freed, Outcome, Sealed, SessionEnded, SessionOpened
+from tqserver.controller.pipeline import Pipeline
+
+OUTBOX_ORDERS_MAX: Final = 65_536
+"""Orders that wait for one node; one that does not drain them is cut off, and starts afresh with the next NodeSync."""
+ORDER_EXTENTS_MAX: Final = 65_536
+"""Extents that are gathered into one order."""
+
+_log = logs.get("controller.links")
+
+_Order = tuple[str, NDArray[np.uint64]]
+"""A field of NodeOrder (`sealed`, `freed`), or of its SessionsChanged (`opened`, `ended`), and its rows."""
+
+
+class _Link:
+    """One open link.
+
+    Attributes:
+        node: its name.
+        arena: that it serves.
+        used_bytes: as last reported.
+    """
+
+    def __init__(self, node: str, arena: int) -> None:
+        self.node = node
+        self.arena = arena
+        self.used_bytes = 0
+        self._sync: pb.NodeOrder | None = None
+        self._orders: list[_Order] = []
+        self._sequence = 0
+        self._awake = asyncio.Event()
+        self._end: TQError | None = None
+
+    def start(self, sync: pb.NodeOrder) -> None:
+        self._sync = sync
+        self._awake.set()
+
+    def push(self, sequence: int, kind: str, rows: NDArray[np.uint64]) -> None:
+        if self._end is not None:
+            return
+        if len(self._orders) >= OUTBOX_ORDERS_MAX:
+            self.close(
+                Unavailable(f"node {self.node!r} left {OUTBOX_ORDERS_MAX} orders unread, the most; attach again")
+            )
+            return
+        self._orders.append((kind, rows))
+        self._sequence = sequence
+        self._awake.set()
+
+    def close(self, error: TQError) -> None:
+        self._end = self._end or error
+        self._orders.clear()
+        self._awake.set()
+
+    async def orders(self) -> AsyncIterator[pb.NodeOrder]:
+        """Yields what to send, neighbours of one kind gathered into one order.
+
+        Raises:
+            TQError: that the link was closed with.
+        """
+        while True:
+            await self._awake.wait()
+            self._awake.clear()
+            if self._sync is not None:
+                sync, self._sync = self._sync, None
+                yield sync
+            gathered, self._orders = self._orders, []
+            sequence = self._sequence
+            for kind, rows in _runs(gathered):
+                packed = pack_array(rows, U64)
+                if kind == "sealed":
+                    yield pb.NodeOrder(sequence=sequence, sealed=pb.ExtentsSealed(extents=packed))
+                elif kind == "freed":
+                    yield pb.NodeOrder(sequence=sequence, freed=pb.ExtentsFreed(extents=packed))
+                else:
+                    yield pb.NodeOrder(sequence=sequence, sessions=pb.SessionsChanged(**{kind: packed}))
+            if self._end is not None:
+                raise self._end
+
+
+def _runs(orders: list[_Order]) -> Iterable[_Order]:
+    start = 0
+    while start < len(orders):
+        kind, size, end = orders[start][0], 0, start
+        while end < len(orders) and orders[end][0] == kind and size < ORDER_EXTENTS_MAX:
+            size += len(orders[end][1])
+            end += 1
+        yield kind, np.concatenate([rows for _, rows in orders[start:end]])
+        start = end
+
+
+class Links:
+    """All links.
+
+    Args:
+        pipeline: for what nodes report.
+        lost_data: called when a node has seen more than this controller knows.
+        accept_data_loss: let such a node in all the same.
+    """
+
+    def __init__(self, pipeline: Pipeline, lost_data: Callable[[], None], *, accept_data_loss: bool) -> None:
+        self._pipeline = pipeline
+        self._core = pipeline.core
+        self._lost_data = lost_data
+        self._accept_data_loss = accept_data_loss
+        self._links: dict[str, _Link] = {}
+        self._changes = 0
+        self._closed = False
+
+    @property
+    def topology_version(self) -> int:
+        """Changes whenever a node came, went or restarted."""
+        return self._core.topology_version + self._changes
+
+    def fill_in(self, nodes: Iterable[pb.Node]) -> None:
+        """Sets what only the links know: who is attached, and how much is used."""
+        for node in nodes:
+            link = self._links.get(node.name)
+            node.attached = link is not None
+            node.used_bytes = link.used_bytes if link is not None else 0
+
+    def effect(self, effect: Effect) -> None:
+        """Passes on what storage nodes have to know."""
+        sequence = self._core.sequence
+        if isinstance(effect, Sealed | Freed):
+            link = self._links.get(effect.node)
+            if link is not None and link.arena == effect.arena:
+                link.push(sequence, "sealed" if isinstance(effect, Sealed) else "freed", effect.extents)
+        elif isinstance(effect, SessionOpened | SessionEnded):
+            kind = "opened" if isinstance(effect, SessionOpened) else "ended"
+            for link in self._links.values():
+                link.push(sequence, kind, np.array([effect.session], dtype=np.uint64))
+
+    async def attach(self, reports: AsyncIterator[pb.NodeReport]) -> AsyncIterator[pb.NodeOrder]:
+        """Serves one link until it ends.
+
+        Raises:
+            InvalidArgument: the node does not introduce itself properly.
+            UnsupportedVersion: it has seen a higher sequence than this controller has.
+            Unavailable: another link replaced this one, or it did not keep up, or the controller ends.
+        """
+        hello = await self._hello(reports)
+        link = _Link(hello.node.name, hello.node.arena)
+        if self._closed:
+            raise Unavailable("the controller is shutting down")
+        attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def applied(outcome: Outcome) -> None:
+            if attached.done():
+                return  # the node went away meanwhile
+            if outcome.error is not None:
+                attached.set_exception(outcome.error)
+                return
+            self._open(link, hello)  # right here: the next effect belongs to this link already
+            attached.set_result(None)
+
+        self._pipeline.submit(journal_pb2.Command(attach_node=hello), applied)
+        await attached
+        reader = asyncio.create_task(self._read(link, reports))
+        try:
+            async for order in link.orders():
+                yield order
+        finally:
+            reader.cancel()
+            self._remove(link)
+
+    async def _hello(self, reports: AsyncIterator[pb.NodeReport]) -> pb.NodeHello:
+        first = await anext(reports, None)
+        if first is None or first.WhichOneof("report") != "hello":
+            raise InvalidArgument("the first report of a link must be a NodeHello")
+        hello = first.hello
+        self._core.check(journal_pb2.Command(attach_node=hello))
+        if hello.seen_sequence > self._core.sequence:
+            message = (
+                f"node {hello.node.name!r} has seen sequence {hello.seen_sequence}, but this controller's journal ends "
+                f"with {self._core.sequence}: it was restored from an older file"
+            )
+            _log.error(message, accepted=self._accept_data_loss)
+            if not self._accept_data_loss:
+                self._lost_data()
+                raise UnsupportedVersion(f"{message}. Start it with --accept-data-loss to go on without the rest")
+        return hello
+
+    def _open(self, link: _Link, hello: pb.NodeHello) -> None:
+        if self._closed:
+            link.close(Unavailable("the controller is shutting down"))
+        former = self._links.get(link.node)
+        if former is not None:
+            former.close(Unavailable(f"another link of node {link.node!r} replaced this one"))
+        self._links[link.node] = link
+        self._changes += 1
+        extents, sessions = self._core.node_sync(link.node, link.arena)
+        sync = pb.NodeSync(extents=pack_array(extents, U64), sessions=pack_array(sessions, U64))
+        link.start(pb.NodeOrder(sequence=self._core.sequence, sync=sync))
+        _log.info("attached", node=link.node, address=hello.node.address, extents=len(extents), sessions=len(sessions))
+
+    def _remove(self, link: _Link) -> None:
+        if self._links.get(link.node) is link:
+            del self._links[link.node]
+            self._changes += 1
+            _log.info("detached", node=link.node)
+
+    async def _read(self, link: _Link, reports: AsyncIterator[pb.NodeReport]) -> None:
+        try:
+            async for report in reports:
+                kind = report.WhichOneof("report")
+                if kind == "usage":
+                    link.used_bytes = report.usage.used_bytes
+                elif kind == "writer_gone":
+                    await self._end_session(report.writer_gone.session)
+                else:
+                    raise InvalidArgument(f"a report of kind {kind!r} within a link")
+        except TQError as error:
+            link.close(error)
+        else:
+            link.close(Unavailable(f"node {link.node!r} closed its link"))
+
+    async def _end_session(self, session: int) -> None:
+        command = journal_pb2.Command(end_session=journal_pb2.EndSession(session=session))
+        outcome = await self._pipeline.execute(command)
+        if outcome.error is not None:
+            raise outcome.error  # cuts the link: the node reports it again
+
+    def close(self) -> None:
+        """Ends every link."""
+        self._closed = True
+        for link in self._links.values():
+            link.close(Unavailable("the controller is shutting down"))

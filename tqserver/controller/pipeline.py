@@ -1,0 +1,184 @@
+"""Log, then apply: the one way in which anything changes the core."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from tqclient.errors import TQError
+from tqclient.wire.v1 import journal_pb2
+from tqserver import failpoints, logs
+from tqserver.controller.core import Core, Effect, Outcome
+from tqserver.controller.group_commit import Entry, GroupCommit
+from tqserver.controller.journal import Journal
+
+CORE_FAILED_STATUS: Final = 5
+"""The process's exit status when applying a command raised what it never should; see `recover`."""
+
+_log = logs.get("controller.pipeline")
+
+
+def recover(journal: Journal, clock: Callable[[], float], session_lease: float) -> Core:
+    """Rebuilds the core from the journal.
+
+    A record whose application fails (a fault of this software: the process that wrote it ended there and then, and
+    nobody was answered) is passed over, and everything is replayed without it.
+
+    Args:
+        journal: read from its latest snapshot on.
+        clock: monotonic seconds.
+        session_lease: seconds.
+
+    Raises:
+        JournalDamaged: see `Journal.records`.
+    """
+    skipped: set[int] = set()
+    while True:
+        _, state = journal.snapshot()
+        now = clock()
+        core = Core.restore(state, now, session_lease=session_lease) if state else Core(session_lease=session_lease)
+        for sequence, record in journal.records():
+            if sequence in skipped:
+                continue
+            try:
+                core.apply(journal_pb2.Command.FromString(record), now, sequence)
+            except Exception as error:
+                _log.exception("passing over a record that cannot be applied", sequence=sequence, error=repr(error))
+                skipped.add(sequence)
+                break
+        else:
+            return core
+
+
+class Pipeline:
+    """Journals commands in groups and applies them in their order, on the event loop.
+
+    Args:
+        core: as `recover` returned it.
+        journal: handed over; closed by `close`.
+        clock: monotonic seconds.
+        effect: told of each effect, in order.
+        settled: called after some commands were applied, when their replies and effects are out.
+        snapshot_records: of the journal between two snapshots; or
+        replay_budget: seconds that applying what came since the last one took, which a restart would take again.
+        replayed: seconds that this start took already.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        journal: Journal,
+        *,
+        clock: Callable[[], float],
+        effect: Callable[[Effect], None],
+        settled: Callable[[], None],
+        snapshot_records: int,
+        replay_budget: float,
+        replayed: float,
+    ) -> None:
+        self.core = core
+        self._clock = clock
+        self._effect = effect
+        self._settled = settled
+        self._loop = asyncio.get_running_loop()
+        self._commit = GroupCommit(journal, self._answered)
+        self._snapshot_records = snapshot_records
+        self._replay_budget = replay_budget
+        self._records = 0
+        self._replay_s = replayed
+        self._saving = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def submit(self, command: journal_pb2.Command, done: Callable[[Outcome], None]) -> None:
+        """Journals and applies a command.
+
+        Args:
+            command: that `core.check` let pass.
+            done: called right after it was applied, ahead of the next command; or with why it was not journaled.
+
+        Raises:
+            Unavailable: too much is under way.
+        """
+        record = command.SerializeToString()
+
+        def durable(sequence: int) -> None:
+            outcome = self._apply(command, sequence)
+            self.dispatch(outcome.effects)
+            done(outcome)
+
+        self._commit.submit(Entry(record, durable, lambda error: done(Outcome(None, error, ()))))
+
+    async def execute(self, command: journal_pb2.Command) -> Outcome:
+        """Journals and applies a command. A caller that is cancelled changes nothing about that."""
+        future: asyncio.Future[Outcome] = self._loop.create_future()
+        self.submit(command, lambda outcome: None if future.done() else future.set_result(outcome))
+        return await future
+
+    def _apply(self, command: journal_pb2.Command, sequence: int) -> Outcome:
+        begin = time.perf_counter()
+        try:
+            outcome = self.core.apply(command, self._clock(), sequence)
+        except Exception:
+            # Half of it may have been applied. The next start replays everything but this record.
+            _log.exception("applying a command failed; the process ends", sequence=sequence)
+            os._exit(CORE_FAILED_STATUS)
+        failpoints.hit(failpoints.AFTER_APPLY)
+        self._records += 1
+        self._replay_s += time.perf_counter() - begin
+        return outcome
+
+    def dispatch(self, effects: Iterable[Effect]) -> None:
+        """Passes effects on."""
+        for effect in effects:
+            self._effect(effect)
+
+    def _answered(self, ends_group: bool) -> None:
+        self._settled()
+        self._arm()
+        if not ends_group or self._saving:
+            return
+        if self._records >= self._snapshot_records or self._replay_s >= self._replay_budget:
+            self._saving = True
+            self._records, self._replay_s = 0, 0.0
+            self._commit.save(self.core.sequence, self.core.snapshot(), self._saved)
+
+    def _saved(self) -> None:
+        self._saving = False
+
+    def _arm(self) -> None:
+        """Sets the timer to the next deadline. Deadlines that are renewed meanwhile make it ring in vain, no more."""
+        deadline = self.core.next_deadline()
+        if deadline is None:
+            return
+        when = self._loop.time() + max(0.0, deadline - self._clock())
+        if self._timer is not None and not self._timer.cancelled():
+            if self._timer.when() <= when:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        now = self._clock()
+        for command in self.core.due(now):
+            try:
+                self.submit(command, self._log_refusal)
+            except TQError as error:  # the core reports it again soon
+                _log.warning("the end of a lease has to wait", error=str(error))
+        self.dispatch(self.core.collect(now))
+        self._settled()
+        self._arm()
+
+    @staticmethod
+    def _log_refusal(outcome: Outcome) -> None:
+        if outcome.error is not None:
+            _log.warning("the end of a lease has to wait", error=str(outcome.error))
+
+    def close(self) -> None:
+        """Waits until everything submitted is durable, and closes the journal; blocks."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._commit.close()

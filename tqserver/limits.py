@@ -1,0 +1,42 @@
+"""Every bound that only the daemons know; those they share with clients are in `tqclient.limits`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tqclient.limits import GIB, KIB, MIB
+
+# The arena.
+ARENA_BYTES: Final = 1 * GIB
+"""Default size of an arena."""
+ARENA_BYTES_MIN: Final = 4 * MIB
+SEGMENT_BYTES: Final = 64 * MIB
+"""Default, and also the most that a partition takes at once ahead of its need."""
+SEGMENTS_PER_SEGMENT: Final = 1024
+"""A partition's first segment is this many times smaller; each further one doubles what the partition owns."""
+SEGMENT_BYTES_MIN: Final = 4 * KIB
+"""The smallest piece of the arena that belongs to one partition."""
+WINDOWS_MAX: Final = 32_768
+"""Rows of the arena's windows table: runs of bytes that are reserved and not sealed."""
+WINDOWS_SPARE: Final = 8_192
+"""Rows that Reserve leaves for windows which are cut in two when an extent in their middle is sealed."""
+ARENA_FIRST_BYTES: Final = 256 * MIB
+"""Of a new arena, allocated before the node serves: about 25 ms. The rest follows in the background."""
+ALLOCATE_STEP_BYTES: Final = 256 * MIB
+"""Of that rest, allocated at a time and then handed to the allocator."""
+PREFAULT_STEP_BYTES: Final = 16 * MIB
+"""Bytes that one call populates; the mapping is locked against changes meanwhile."""
+
+# Streams.
+READ_RANGES_MAX: Final = 1 << 20
+"""Ranges of one Read."""
+
+# Time, in seconds.
+WRITER_POLL: Final = 0.1
+"""Between two looks at the locks of mapped writers."""
+USAGE_INTERVAL: Final = 0.2
+"""Between two usage reports of a node whose usage changed."""
+SESSION_WAIT: Final = 1.0
+"""How long Reserve waits for word of a session that the controller has only just opened."""
+LINK_BACKOFF_MAX: Final = 0.5
+"""Longest pause between two tries to reach the controller."""

@@ -1,0 +1,1 @@
+"""The storage node: one arena of extents, and the daemon around it."""

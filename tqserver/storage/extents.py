@@ -1,0 +1,360 @@
+"""The allocator of one arena: windows that sessions write into, and sealed extents.
+
+Every byte of the arena is exactly one of: free; reserved (in the window of a live session); quarantined (in the window
+of an ended session whose writer may still write through its mapping); sealed (in an extent that the controller knows).
+
+Pure: no file, no clock, no socket. What must outlive the process (which runs of bytes somebody may still write to) is
+told to a `Ledger`; the rest comes back with the controller's next NodeSync.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from tqclient.errors import InvalidArgument, StorageFull
+from tqclient.limits import EXTENT_ALIGN
+from tqserver.storage.segments import Segments, align_up
+
+
+class Extent(NamedTuple):
+    """A sealed run of bytes; its footprint ends at the next multiple of EXTENT_ALIGN."""
+
+    offset: int
+    length: int
+    generation: int
+    partition: int
+
+    @property
+    def end(self) -> int:
+        """Address behind the footprint."""
+        return align_up(self.offset + self.length)
+
+
+class Run(NamedTuple):
+    """Bytes of a window that are neither sealed nor given back: somebody may write to them."""
+
+    generation: int
+    session: int
+    partition: int
+    start: int
+    end: int
+    mapped: bool
+
+
+class Ledger(Protocol):
+    """Remembers runs across a death of the process."""
+
+    def has_room(self) -> bool:
+        """Whether another window may be opened."""
+        ...
+
+    def next_generation(self) -> int:
+        """Returns a number that it never returned before in the life of the arena."""
+        ...
+
+    def add(self, run: Run) -> None:
+        """Remembers a run, before anybody may write to it."""
+        ...
+
+    def remove(self, run: Run) -> None:
+        """Forgets a run that was added."""
+        ...
+
+
+@dataclass(slots=True)
+class Window:
+    """A reservation of one session.
+
+    Attributes:
+        offset: address of its first byte; after a restart, of the first that was left.
+        length: bytes, as they were reserved; after a restart, up to the last that was left.
+        mapped: the session writes to it through a mapping of its own.
+        ended: its session has ended.
+        runs: what is left of it, ascending.
+    """
+
+    generation: int
+    session: int
+    partition: int
+    offset: int
+    length: int
+    mapped: bool
+    ended: bool = False
+    runs: list[Run] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Bytes by state; the last four add up to the first."""
+
+    capacity: int
+    sealed: int
+    reserved: int
+    quarantined: int
+    free: int
+
+    @property
+    def used(self) -> int:
+        """All that is not free."""
+        return self.capacity - self.free
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What an order of the controller met that it should not have.
+
+    Attributes:
+        late: extents that were sealed although their session had ended before.
+        adopted: extents that lay in no window; their bytes were free, so they were sealed.
+        conflicts: extents whose bytes belong to something else; they were not sealed.
+    """
+
+    late: list[Extent] = field(default_factory=list)
+    adopted: list[Extent] = field(default_factory=list)
+    conflicts: list[Extent] = field(default_factory=list)
+
+
+class Allocator:
+    """Hands out, seals and frees the bytes of one arena.
+
+    Args:
+        start: address of the first byte; a multiple of EXTENT_ALIGN.
+        end: address behind the last one.
+        segment_bytes: size of a full segment.
+        ledger: what outlives the process.
+    """
+
+    def __init__(self, start: int, end: int, segment_bytes: int, ledger: Ledger) -> None:
+        self._segments = Segments(start, end, segment_bytes)
+        self._ledger = ledger
+        self._windows: dict[int, Window] = {}  # by generation
+        self._by_session: dict[int, set[int]] = {}  # session → generations
+        self._extents: dict[int, Extent] = {}  # by offset
+        self._by_generation: dict[int, list[int]] = {}  # generation → extents' offsets, ascending
+        self._sealed = 0
+        self._quarantined = 0
+        self._reserved = 0
+
+    def usage(self) -> Usage:
+        """Returns how many bytes are in which state."""
+        segments = self._segments
+        return Usage(segments.capacity, self._sealed, self._reserved, self._quarantined, segments.free_bytes)
+
+    def extend(self, end: int) -> None:
+        """Takes in the bytes up to a new end of the arena."""
+        self._segments.extend(end)
+
+    def capacity_up_to(self, end: int) -> int:
+        """Returns how many bytes could be handed out if the arena ended there."""
+        return self._segments.usable(end)
+
+    def extents(self) -> Iterable[Extent]:
+        """Returns every sealed extent; a live view."""
+        return self._extents.values()
+
+    def windows(self) -> Iterable[Window]:
+        """Returns every window that has bytes left; a live view."""
+        return self._windows.values()
+
+    def mapped_sessions(self) -> dict[int, bool]:
+        """Returns the sessions that have mapped windows → whether they have ended."""
+        return {window.session: window.ended for window in self._windows.values() if window.mapped}
+
+    def reserve(self, session: int, partition: int, length: int, *, mapped: bool) -> Window:
+        """Opens a window.
+
+        Args:
+            session: a live session.
+            partition: whose segments it is to lie in.
+            length: at least this many bytes, in one piece.
+            mapped: the session writes through a mapping of its own.
+
+        Raises:
+            InvalidArgument: `length` is not positive.
+            StorageFull: no room, in the arena or in the ledger.
+        """
+        if length <= 0:
+            raise InvalidArgument(f"length {length}: reserve one byte at least")
+        if not self._ledger.has_room():
+            raise StorageFull(f"{len(self._windows)} windows are open, as many as the arena's table holds; close some")
+        size = align_up(length)
+        offset = self._segments.take(partition, size)
+        generation = self._ledger.next_generation()
+        window = Window(generation, session, partition, offset, size, mapped)
+        self._open(window, Run(generation, session, partition, offset, offset + size, mapped))
+        return window
+
+    def close_window(self, session: int, generation: int, end: int) -> None:
+        """Frees what lies behind `end` in a window; a window that is gone already is passed over.
+
+        An `end` behind the window frees nothing: where the window ended is not known after a restart of the node.
+
+        Raises:
+            InvalidArgument: the window is another session's.
+        """
+        window = self._windows.get(generation)
+        if window is None:
+            return
+        if window.session != session:
+            raise InvalidArgument(f"window {generation} belongs to session {window.session}, not to {session}")
+        cut = align_up(end)
+        for run in [run for run in window.runs if run.end > cut]:
+            self._cut(window, run, max(cut, run.start), run.end)
+            self._segments.give(max(cut, run.start), run.end)
+
+    def has_window(self, session: int, generation: int) -> bool:
+        """Whether a live session has something left of that window."""
+        window = self._windows.get(generation)
+        return window is not None and window.session == session and not window.ended
+
+    def may_write(self, session: int, generation: int, offset: int, length: int) -> bool:
+        """Whether all of these bytes lie in a live session's window, none of them sealed."""
+        if not self.has_window(session, generation):
+            return False
+        return any(run.start <= offset and offset + length <= run.end for run in self._windows[generation].runs)
+
+    def may_read(self, offset: int, length: int, generation: int) -> bool:
+        """Whether all of these bytes lie in one extent of that generation, or in what is left of its window.
+
+        The window counts because a commit's reader can be faster than the order that seals it.
+        """
+        offsets = self._by_generation.get(generation, ())
+        index = bisect_right(offsets, offset) - 1
+        if index >= 0:
+            extent = self._extents[offsets[index]]
+            if offset + length <= extent.offset + extent.length:
+                return True
+        window = self._windows.get(generation)
+        return window is not None and any(run.start <= offset and offset + length <= run.end for run in window.runs)
+
+    def seal(self, extents: Iterable[Extent]) -> Outcome:
+        """Makes extents immutable; those that are sealed already are passed over."""
+        outcome = Outcome()
+        for extent in extents:
+            if self._extents.get(extent.offset) == extent:
+                continue
+            window = self._windows.get(extent.generation)
+            run = next((run for run in window.runs if run.start <= extent.offset < run.end), None) if window else None
+            valid = extent.length > 0 and extent.offset % EXTENT_ALIGN == 0
+            if window is not None and run is not None and valid and extent.end <= run.end:
+                self._cut(window, run, extent.offset, extent.end)
+                if window.ended:
+                    outcome.late.append(extent)
+            elif valid and self._segments.is_free(extent.offset, extent.end):
+                self._segments.take_at(extent.partition, extent.offset, extent.end)
+                outcome.adopted.append(extent)
+            else:
+                outcome.conflicts.append(extent)
+                continue
+            self._extents[extent.offset] = extent
+            insort(self._by_generation.setdefault(extent.generation, []), extent.offset)
+            self._sealed += extent.end - extent.offset
+        return outcome
+
+    def free(self, extents: Iterable[Extent]) -> int:
+        """Frees sealed extents; those that are not sealed are passed over. Returns how many were freed."""
+        count = 0
+        for extent in extents:
+            if self._extents.get(extent.offset) != extent:
+                continue
+            del self._extents[extent.offset]
+            offsets = self._by_generation[extent.generation]
+            del offsets[bisect_left(offsets, extent.offset)]
+            if not offsets:
+                del self._by_generation[extent.generation]
+            self._sealed -= extent.end - extent.offset
+            self._segments.give(extent.offset, extent.end)
+            count += 1
+        return count
+
+    def end_session(self, session: int) -> None:
+        """Frees what the session reserved and did not commit; its mapped windows are quarantined until `release`."""
+        for generation in list(self._by_session.get(session, ())):
+            window = self._windows[generation]
+            if not window.mapped:
+                self._give_all(window)
+            elif not window.ended:
+                size = sum(run.end - run.start for run in window.runs)
+                self._reserved -= size
+                self._quarantined += size
+                window.ended = True
+
+    def release(self, session: int) -> int:
+        """Frees an ended session's quarantined windows: its writer is gone. Returns how many bytes."""
+        before = self._segments.free_bytes
+        for generation in list(self._by_session.get(session, ())):
+            if self._windows[generation].ended:
+                self._give_all(self._windows[generation])
+        return self._segments.free_bytes - before
+
+    def restore(self, runs: Iterable[Run]) -> None:
+        """Reserves again what the ledger remembered, before anything else is asked of a new allocator.
+
+        Two runs of one generation overlap when the process died between writing the one and erasing the other.
+        """
+        for run in sorted(runs, key=lambda run: (run.start, run.end)):
+            window = self._windows.get(run.generation)
+            start = max(run.start, window.runs[-1].end) if window and window.runs else run.start
+            if start >= run.end:
+                self._ledger.remove(run)
+                continue
+            kept = run._replace(start=start)
+            self._segments.take_at(run.partition, start, run.end)
+            if window is None:
+                size = run.end - start
+                window = Window(run.generation, run.session, run.partition, start, size, run.mapped)
+            self._open(window, kept, remembered=kept == run)
+            window.length = run.end - window.offset
+            if kept != run:
+                self._ledger.remove(run)
+
+    def sync(self, extents: Iterable[Extent], sessions: Iterable[int]) -> Outcome:
+        """Takes over the controller's whole truth: what is neither sealed nor reserved by a live session is freed.
+
+        Returns:
+            As `seal`; extents that were adopted are no surprise after a restart.
+        """
+        truth = {extent.offset: extent for extent in extents}
+        self.free([extent for extent in self._extents.values() if truth.get(extent.offset) != extent])
+        outcome = self.seal(truth[offset] for offset in sorted(truth))
+        live = set(sessions)
+        for session in [session for session in self._by_session if session not in live]:
+            self.end_session(session)
+        return outcome
+
+    def _open(self, window: Window, run: Run, *, remembered: bool = False) -> None:
+        if not remembered:
+            self._ledger.add(run)
+        window.runs.append(run)
+        self._windows[window.generation] = window
+        self._by_session.setdefault(window.session, set()).add(window.generation)
+        self._reserved += run.end - run.start
+
+    def _cut(self, window: Window, run: Run, start: int, end: int) -> None:
+        """Takes `[start, end)` out of a run; the bytes are the caller's then."""
+        index = window.runs.index(run)
+        rests = [run._replace(end=start), run._replace(start=end)]
+        window.runs[index : index + 1] = rests = [rest for rest in rests if rest.start < rest.end]
+        for (
+            rest
+        ) in rests:  # remembered before the whole is forgotten: a death in between reserves too much, not too little
+            self._ledger.add(rest)
+        self._ledger.remove(run)
+        if window.ended:
+            self._quarantined -= end - start
+        else:
+            self._reserved -= end - start
+        if not window.runs:
+            del self._windows[window.generation]
+            generations = self._by_session[window.session]
+            generations.discard(window.generation)
+            if not generations:
+                del self._by_session[window.session]
+
+    def _give_all(self, window: Window) -> None:
+        for run in list(window.runs):
+            self._cut(window, run, run.start, run.end)
+            self._segments.give(run.start, run.end)

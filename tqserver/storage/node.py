@@ -1,0 +1,224 @@
+"""What one storage node knows: its arena, its allocator, and which sessions the controller calls live."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tqclient.errors import InvalidArgument, LeaseExpired, SampleNotFound, Unavailable
+from tqclient.wire.packing import U64, unpack_array
+from tqclient.wire.v1 import controller_pb2 as pb
+from tqserver import limits, logs
+from tqserver.storage.arena import Arena
+from tqserver.storage.extents import Allocator, Extent, Outcome, Usage, Window
+
+_log = logs.get("storage.node")
+
+
+def _extents(data: bytes) -> Iterable[Extent]:
+    return (Extent(*row) for row in unpack_array(data, U64, what="extents", columns=4).tolist())
+
+
+class Node:
+    """The state behind the Storage service and the node link. Lives on one event loop.
+
+    Args:
+        arena: open; its windows table is restored here.
+
+    Attributes:
+        incarnation: drawn at random for this life of the process.
+        attached: the link to the controller is open and has brought its NodeSync.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.incarnation = secrets.randbits(63) | 1
+        self.attached = False
+        header = arena.header
+        self._allocator = Allocator(header.data_offset, arena.allocated_bytes, header.segment_bytes, arena.table)
+        self._allocator.restore(arena.table.runs())
+        self._live: set[int] = set()
+        self._newest_session = 0
+        self._synced = False
+        self._changed = asyncio.Event()  # replaced at every change of what calls wait for
+        self._reported_gone: set[int] = set()
+
+    def usage(self) -> Usage:
+        """Returns how many bytes are in which state."""
+        return self._allocator.usage()
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What the arena will hold once all of it is allocated."""
+        return self._allocator.capacity_up_to(self.arena.header.file_bytes)
+
+    def extend(self, allocated_bytes: int) -> None:
+        """Another part of the arena file is allocated."""
+        self._allocator.extend(allocated_bytes)
+
+    # Orders of the controller.
+
+    def apply(self, order: pb.NodeOrder) -> None:
+        """Carries out one order; orders come in the order in which the controller applied its changes.
+
+        Raises:
+            InvalidArgument: it does not parse.
+        """
+        kind = order.WhichOneof("order")
+        if kind == "sync":
+            self._sync(order.sync, order.sequence)
+            return
+        if kind == "sealed":
+            self._log_outcome(self._allocator.seal(_extents(order.sealed.extents)))
+        elif kind == "freed":
+            self._allocator.free(_extents(order.freed.extents))
+        elif kind == "sessions":
+            self._open_sessions(unpack_array(order.sessions.opened, U64, what="opened").tolist())
+            for session in unpack_array(order.sessions.ended, U64, what="ended").tolist():
+                self._newest_session = max(self._newest_session, session)
+                self._end_session(session)
+        self.arena.saw_sequence(order.sequence)
+
+    def _sync(self, sync: pb.NodeSync, sequence: int) -> None:
+        sessions = unpack_array(sync.sessions, U64, what="sessions").tolist()
+        outcome = self._allocator.sync(_extents(sync.extents), sessions)
+        if not self._synced:
+            outcome.adopted.clear()  # a node that was just started learns of its extents this way
+        self._log_outcome(outcome)
+        self._synced = self.attached = True
+        self._live.clear()
+        self._newest_session = 0
+        self._reported_gone.clear()
+        self._open_sessions(sessions)
+        self._release_quarantined()
+        self.arena.controller_sequence = sequence
+        usage = self.usage()
+        _log.info("synchronised", sequence=sequence, sealed_bytes=usage.sealed, reserved_bytes=usage.reserved)
+
+    def _log_outcome(self, outcome: Outcome) -> None:
+        """The orders of one link cannot contradict each other, so each of these is a fault of controller or client."""
+        for what, extents in (
+            ("sealed after its session had ended", outcome.late),
+            ("sealed outside of any window", outcome.adopted),
+            ("not sealed: its bytes belong to something else", outcome.conflicts),
+        ):
+            for extent in extents:
+                _log.error(what, **extent._asdict())
+
+    def _open_sessions(self, sessions: list[int]) -> None:
+        self._live.update(sessions)
+        self._newest_session = max([self._newest_session, *sessions])
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _end_session(self, session: int) -> None:
+        self._live.discard(session)
+        self._allocator.end_session(session)
+        self._release_quarantined()
+
+    def detached(self) -> None:
+        """The link broke: what is known stays in force until the next NodeSync."""
+        self.attached = False
+
+    # Writers that are gone.
+
+    def look_at_writers(self) -> list[int]:
+        """Frees what quarantine no longer protects, and returns the live sessions whose writer is gone.
+
+        A session is returned once per NodeSync: the controller's answer is to end it.
+        """
+        self._release_quarantined()
+        gone = [
+            session
+            for session, ended in self._allocator.mapped_sessions().items()
+            if not ended and session not in self._reported_gone and not self.arena.writer_lock_held(session)
+        ]
+        if not self.attached:
+            return []
+        self._reported_gone.update(gone)
+        return gone
+
+    def _release_quarantined(self) -> None:
+        for session, ended in self._allocator.mapped_sessions().items():
+            if ended and not self.arena.writer_lock_held(session):
+                freed = self._allocator.release(session)
+                _log.info("quarantine released", session=session, bytes=freed)
+
+    # Calls of clients.
+
+    async def reserve(self, session: int, partition: int, length: int, *, mapped: bool) -> Window:
+        """Opens a window for a live session; waits up to `limits.SESSION_WAIT` to hear of one that is new.
+
+        Raises:
+            LeaseExpired: the session has ended, or the controller knows none of that number.
+            Unavailable: the controller has not been heard of.
+            InvalidArgument: `mapped` without the writer lock, or `length` is 0.
+            StorageFull: no room.
+        """
+        await self._wait_for_session(session)
+        if mapped and not self.arena.writer_lock_held(session):
+            raise InvalidArgument(f"session {session} holds no writer lock on {self.arena.path}; take it, then reserve")
+        return self._allocator.reserve(session, partition, length, mapped=mapped)
+
+    async def _wait_for_session(self, session: int) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + limits.SESSION_WAIT
+        while session not in self._live:
+            # Numbers of sessions ascend, so one below a number that was seen has ended.
+            if self._synced and session <= self._newest_session:
+                raise LeaseExpired(f"session {session} has ended")
+            try:
+                await asyncio.wait_for(self._changed.wait(), deadline - loop.time())
+            except asyncio.TimeoutError:
+                if not self.attached:
+                    raise Unavailable("this node has no link to the controller at present") from None
+                raise LeaseExpired(f"session {session} is not known to the controller") from None
+
+    async def wait_until_synced(self) -> None:
+        """Waits for the first NodeSync: until then a node that was restarted does not know its own extents.
+
+        Raises:
+            Unavailable: it did not come within `limits.SESSION_WAIT`.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + limits.SESSION_WAIT
+        while not self._synced:
+            try:
+                await asyncio.wait_for(self._changed.wait(), deadline - loop.time())
+            except asyncio.TimeoutError:
+                raise Unavailable("this node was restarted and has not reached the controller yet") from None
+
+    def close_window(self, session: int, generation: int, end: int) -> None:
+        """Frees what lies behind `end`; see `Allocator.close_window`."""
+        self._allocator.close_window(session, generation, end)
+
+    def writable(self, session: int, generation: int, incarnation: int, offset: int, length: int) -> NDArray[np.uint8]:
+        """Views the bytes that a session may write; check again before every piece.
+
+        Raises:
+            LeaseExpired: the window is gone, or it was reserved from another life of this node.
+            InvalidArgument: the bytes are not all in what is left of the window.
+        """
+        if incarnation != self.incarnation:
+            raise LeaseExpired(f"window {generation} was reserved before this node restarted; reserve and write again")
+        if not self._allocator.has_window(session, generation):
+            raise LeaseExpired(f"session {session} has no window {generation} any more; reserve and write again")
+        if not self._allocator.may_write(session, generation, offset, length):
+            raise InvalidArgument(f"{length} bytes at {offset} are not all in what is left of window {generation}")
+        return self.arena.data[offset : offset + length]
+
+    def readable(self, offset: int, length: int, generation: int) -> NDArray[np.uint8]:
+        """Views the bytes of an extent; check again before every piece.
+
+        Raises:
+            SampleNotFound: they do not all lie in an extent of that generation.
+        """
+        if not self._allocator.may_read(offset, length, generation):
+            raise SampleNotFound(
+                f"{length} bytes at {offset} lie in no extent of generation {generation}; it was freed"
+            )
+        return self.arena.data[offset : offset + length]
