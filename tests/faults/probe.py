@@ -1,0 +1,49 @@
+"""What a storage node holds, asked from outside of any client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import grpc
+
+from tests.harness import wait_until
+from tqclient.wire.v1 import storage_pb2, storage_pb2_grpc
+
+LEASE = 1.0
+"""Seconds: the leases of sessions and claims in these tests."""
+
+
+class Used(NamedTuple):
+    """Bytes that are not free."""
+
+    sealed: int
+    reserved: int = 0
+    quarantined: int = 0
+
+
+class NodeProbe:
+    """Asks one storage node."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._stub = storage_pb2_grpc.StorageStub(channel)
+
+    def describe(self) -> storage_pb2.DescribeNodeReply:
+        return self._stub.DescribeNode(storage_pb2.DescribeNodeRequest(), timeout=5, wait_for_ready=True)
+
+    def used(self) -> Used:
+        reply = self.describe()
+        return Used(reply.sealed_bytes, reply.reserved_bytes, reply.quarantined_bytes)
+
+    def wait_used(self, expected: Used, *, timeout: float, what: str) -> None:
+        try:
+            wait_until(lambda: self.used() == expected, timeout=timeout, what=what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {self.used()} instead of {expected}") from None
+
+
+@contextmanager
+def node_probe(address: str) -> Iterator[NodeProbe]:
+    with grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        yield NodeProbe(channel)
