@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -32,11 +33,12 @@ def run_sync(operation: Operation[T], stubs: Stubs) -> T:
     Returns:
         What the operation returns; it raises what the operation raises.
     """
+    failure: BaseException | None = None
     try:
         effect = next(operation)
         while True:
             reply: Any = None
-            failure: BaseException | None = None
+            failure = None
             try:
                 reply = _perform(effect, stubs)
             except BaseException as error:
@@ -47,6 +49,7 @@ def run_sync(operation: Operation[T], stubs: Stubs) -> T:
         return result
     finally:
         operation.close()
+        failure = None  # its traceback holds this frame
 
 
 async def run_async(operation: Operation[T], stubs: Stubs) -> T:
@@ -59,11 +62,12 @@ async def run_async(operation: Operation[T], stubs: Stubs) -> T:
     Returns:
         What the operation returns; it raises what the operation raises.
     """
+    failure: BaseException | None = None
     try:
         effect = next(operation)
         while True:
             reply: Any = None
-            failure: BaseException | None = None
+            failure = None
             try:
                 reply = await _perform_async(effect, stubs)
             except BaseException as error:
@@ -74,6 +78,7 @@ async def run_async(operation: Operation[T], stubs: Stubs) -> T:
         return result
     finally:
         operation.close()
+        failure = None  # its traceback holds this frame
 
 
 def _perform(effect: Effect, stubs: Stubs) -> Any:
@@ -88,8 +93,22 @@ async def _perform_async(effect: Effect, stubs: Stubs) -> Any:
     if isinstance(effect, Call):
         return await getattr(stubs.stub(effect.target), effect.method)(effect.request, timeout=effect.timeout)
     if isinstance(effect, Work):
-        return await asyncio.to_thread(effect.run)
+        return await _in_thread(effect)
     return await asyncio.sleep(effect.seconds)
+
+
+async def _in_thread(effect: Work) -> Any:
+    """Runs blocking work; when it is cancelled, ends only once the thread is done, and touches nothing any more."""
+    work = asyncio.ensure_future(asyncio.to_thread(effect.run))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        while not work.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([work])
+        if not work.cancelled():
+            work.exception()  # looked at, or asyncio complains of it
+        raise
 
 
 def _translate(error: BaseException, effect: Effect) -> BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import secrets
@@ -9,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +59,7 @@ class Requests:
     """Numbers the mutations of one client, and knows which have their answer."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the finalizer of a batch may run inside any holder
         self._next = 1
         self._open: set[int] = set()
 
@@ -77,7 +79,7 @@ class Requests:
     def settled_below(self) -> int:
         """Returns the lowest number that may still be repeated."""
         with self._lock:
-            return min(self._open, default=self._next)
+            return min(tuple(self._open), default=self._next)
 
 
 class ClientState:
@@ -116,13 +118,14 @@ class ClientState:
         self.wake = threading.Event()
         self.lost_claims: deque[LostClaim] = deque()
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the finalizer of a batch may run inside any holder
         self._session: Session | None = None
         self._closed = False
         self._nodes: dict[str, controller_pb2.Node] = {}
         self._transports: dict[str, NodeTransport] = {}
         self._transport_refusals: dict[str, str] = {}
-        self._dropped_pins: list[int] = []
+        self._dropped_pins: deque[int] = deque()
+        self._pin_numbers = itertools.count(1)
         self._placed_bytes: dict[str, int] = {}
         self.epoch = 0
         self.topology_version = 0
@@ -209,6 +212,10 @@ class ClientState:
             self.lease_ms = lease_ms
             self.wake.set()
 
+    def new_pin(self) -> int:
+        """Returns a number for a read pin that this client never used before."""
+        return next(self._pin_numbers)
+
     def drop_pin(self, session: int, pin: int) -> None:
         """Notes that a read pin is not needed any more; the next Locate or Heartbeat carries it."""
         with self._lock:
@@ -217,8 +224,10 @@ class ClientState:
 
     def take_dropped_pins(self) -> list[int]:
         """Returns the pins to drop, which are the caller's to deliver."""
-        with self._lock:
-            pins, self._dropped_pins = self._dropped_pins, []
+        pins = []
+        with suppress(IndexError):
+            while True:
+                pins.append(self._dropped_pins.popleft())
         return pins
 
     def return_dropped_pins(self, session: Session, pins: list[int]) -> None:

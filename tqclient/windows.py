@@ -96,6 +96,9 @@ class Window:
             return
         if min(self.length, cut.offset + aligned(cut.length)) == self.used:
             self.used = cut.offset
+            while (last := next((hole for hole in self.holes if sum(hole) == self.used), None)) is not None:
+                self.holes.remove(last)
+                self.used = last[0]
         else:
             self.holes.append((cut.offset, aligned(cut.length)))
 

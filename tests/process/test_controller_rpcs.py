@@ -137,7 +137,10 @@ def test_tags_select_what_is_cleared_and_bytes_wait_for_the_pin(daemon: Controll
     tags = pack_blobs([b"\x81\xa1s\x01", b"\x81\xa1s\x02"])  # {"s": 1}, {"s": 2}
     packed = pack_array(ids, I64)
     client.call("SetTags", pb.SetTagsRequest(mutation=client.mutation(), partition_id=part, ids=packed, tags=tags))
-    pinned = client.call("Locate", pb.LocateRequest(session=client.session, partition_id=part, ids=packed))
+    look_up = pb.LocateRequest(session=client.session, partition_id=part, ids=packed, pin=5)
+    for _ in range(2):  # as after a lost reply: both tries hold one pin
+        pinned = client.call("Locate", look_up)
+    assert pinned.pin == 5
     by_tags = pb.ClearRequest(mutation=client.mutation(), partition_id=part, tags=b"\x81\xa1s\x02")
     assert ids_of(client.call("Clear", by_tags).ids) == ids[1:]
     by_id = pb.ClearRequest(mutation=client.mutation(), partition_id=part, ids=packed)

@@ -10,9 +10,9 @@ import numpy as np
 
 from tqclient import limits
 from tqclient.arguments import name_of, names_of, row_ids
-from tqclient.errors import ClaimTimeout, CorruptBlock, InvalidArgument, LeaseExpired, TQError, Unavailable
+from tqclient.errors import ClaimTimeout, CorruptBlock, InvalidArgument, LeaseExpired, TQError
 from tqclient.info import PartitionRef
-from tqclient.operations.effects import CONTROLLER, Deadline, Operation, call
+from tqclient.operations.effects import CONTROLLER, UNKNOWN_OUTCOME, Deadline, Operation, call
 from tqclient.operations.read import Delivery, ExtentGone, Holdings, fetch
 from tqclient.operations.sessions import in_session, mutate
 from tqclient.rows import RowSet
@@ -119,6 +119,7 @@ def claim(
     except BaseException:
         holdings.close()
         abandon(state, handle)
+        state.wake.set()
         raise
     return handle, Delivery(rows, columns, holdings)
 
@@ -161,7 +162,7 @@ def _ask(
         answered = True
         return session, reply
     except TQError as error:
-        answered = not isinstance(error, Unavailable)
+        answered = not isinstance(error, UNKNOWN_OUTCOME)
         raise
     finally:
         if answered:
@@ -192,12 +193,11 @@ def _fetch_twice(
 
 
 def abandon(state: ClientState, handle: ClaimHandle) -> None:
-    """Has the heartbeat give a claim back. Does not block; for finalizers and failures."""
+    """Has the next heartbeat give a claim back. For finalizers, too: it takes no lock that its thread may hold."""
     for number in handle.numbers.values():
         state.requests.settle(number)  # nobody is left to repeat it
     if handle.verdict is None and not state.closed:
         state.lost_claims.append(LostClaim(handle.session, handle.claim_id))
-        state.wake.set()
 
 
 def settle(state: ClientState, handle: ClaimHandle, verdict: Verdict, timeout: float | None = None) -> Operation[None]:
@@ -212,21 +212,35 @@ def settle(state: ClientState, handle: ClaimHandle, verdict: Verdict, timeout: f
     if handle.verdict is not None:
         raise InvalidArgument(f"{handle.where}: this batch was {handle.verdict} already")
     deadline = state.deadline(timeout)
-    session = _holding_session(state, handle)
-    number = handle.numbers.get(verdict) or handle.numbers.setdefault(verdict, state.requests.take())
+    # An earlier try may have been applied: then its recorded answer counts, whatever became of the session.
+    tried = verdict in handle.numbers
+    session = Session(handle.session, 0) if tried else _holding_session(state, handle)
+    number = _number(state, handle, verdict)
     request = pb.SettleRequest(
         mutation=state.mutation(number, session), claim_id=handle.claim_id, verdict=_WIRE[verdict]
     )
     try:
         yield from call(CONTROLLER, "Settle", request, deadline, state.rng)
-    except Unavailable:
+    except UNKNOWN_OUTCOME:
         raise  # the number stays open: the caller may try again
     except TQError:
+        handle.numbers.pop(verdict, None)
         state.requests.settle(number)
         raise
     handle.verdict = verdict
     for taken in handle.numbers.values():
         state.requests.settle(taken)
+
+
+def _number(state: ClientState, handle: ClaimHandle, verdict: Verdict) -> int:
+    """Returns the request number of a verdict, one however many threads and tries there are."""
+    number = handle.numbers.get(verdict)
+    if number is None:
+        taken = state.requests.take()
+        number = handle.numbers.setdefault(verdict, taken)
+        if number != taken:
+            state.requests.settle(taken)
+    return number
 
 
 def renew(state: ClientState, handle: ClaimHandle, timeout: float | None = None) -> Operation[None]:

@@ -15,10 +15,12 @@ from typing import Any, Final, TypeAlias, TypeVar
 from google.protobuf.message import Message
 
 from tqclient import limits
-from tqclient.errors import InvalidArgument, Unavailable
+from tqclient.errors import InternalError, InvalidArgument, Unavailable
 
 CONTROLLER: Final = "controller"
 """The target of a call to the controller; any other target is the address of a storage node."""
+UNKNOWN_OUTCOME: Final = (Unavailable, InternalError)
+"""Errors after which the call may have been carried out: the reply was lost, or could not be made or read."""
 
 T = TypeVar("T")
 

@@ -49,11 +49,14 @@ def open_path(state: ClientState, node: controller_pb2.Node, deadline: Deadline)
         state.drop_transport(node.address)
     seconds = min(deadline.remaining(), RESERVE_SECONDS)
     try:
-        opened = yield Work(lambda: state.open_transport(node, seconds))
+        # Booked where it is opened: a caller that is cancelled meanwhile would leave it open.
+        opened: NodeTransport = yield Work(
+            lambda: state.transport_opened(node.address, state.open_transport(node, seconds))
+        )
     except TransportUnavailable as error:
         state.transport_refused(node.address, error.message)
         raise
-    return state.transport_opened(node.address, opened)
+    return opened
 
 
 def reserve(

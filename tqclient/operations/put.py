@@ -16,7 +16,7 @@ from tqclient.errors import DuplicateKey, InvalidArgument, LeaseExpired, TQError
 from tqclient.info import PartitionRef
 from tqclient.limits import MIB
 from tqclient.operations.compare import equal_rows
-from tqclient.operations.effects import CONTROLLER, Deadline, Operation, Work, call, pause
+from tqclient.operations.effects import CONTROLLER, UNKNOWN_OUTCOME, Deadline, Operation, Work, call, pause
 from tqclient.operations.nodes import Placed, reserve
 from tqclient.operations.sessions import in_session, refresh_nodes, session_is_live
 from tqclient.schema import Form, join
@@ -124,7 +124,7 @@ def _put_once(
             reply = yield from _commit(state, ref, prepared, placed, directories, session, number, deadline)
             fate = "committed"
             return reply
-        except (Unavailable, _Displaced):
+        except (*UNKNOWN_OUTCOME, _Displaced):
             raise  # nobody knows what became of the bytes
         except TQError:
             fate = "refused"

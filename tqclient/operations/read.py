@@ -120,13 +120,15 @@ def _locate_and_fetch(
     pins = state.take_dropped_pins()
     request.session = session.session
     request.dropped_pins = pack_array(pins, U64)
+    request.pin = pin = state.new_pin()
     try:
         reply = yield from call(CONTROLLER, "Locate", request, deadline, state.rng)
     except BaseException:
-        state.return_dropped_pins(session, pins)
+        # It may have been taken all the same.
+        state.return_dropped_pins(session, [*pins, pin])
         raise
     ref.fields_changed(reply.fields)
-    holdings = Holdings(release_pin=lambda: state.drop_pin(session.session, reply.pin))
+    holdings = Holdings(release_pin=lambda: state.drop_pin(session.session, pin))
     try:
         rows = RowSet.from_wire(reply.rows, [each.name for each in reply.fields])
         columns = yield from fetch(state, ref, rows, session, copy, holdings, deadline)

@@ -200,7 +200,8 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
     async def Locate(self, request: pb.LocateRequest, context: Any) -> pb.LocateReply:
         now = self._clock()
         pins = unpack_array(request.dropped_pins, U64, what="dropped_pins").tolist()
-        self._pipeline.dispatch(self._core.drop_pins(request.session, pins, now))
+        # A repeat takes the pin of the try before it, whose reply nobody got.
+        self._pipeline.dispatch(self._core.drop_pins(request.session, [*pins, request.pin], now))
         reply = self._core.locate(request, now)
         self._directories.fill_in(request.session, reply.rows)
         return reply

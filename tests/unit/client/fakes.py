@@ -284,9 +284,10 @@ class FakeService:
         if missing:
             raise SampleNotFound(f"samples {missing}", ids=missing)
         names = list(request.fields) or list(self.forms)
-        pin = len(self.calls)
-        self.pins.add(pin)
-        return pb.LocateReply(pin=pin, rows=self._rows(ids, names), fields=self._fields(names))
+        assert request.pin
+        self.pins -= set(unpack_array(request.dropped_pins, U64, what="pins").tolist())
+        self.pins.add(request.pin)
+        return pb.LocateReply(pin=request.pin, rows=self._rows(ids, names), fields=self._fields(names))
 
     def _rows(self, ids: list[int], names: list[str]) -> common_pb2.Rows:
         rows = common_pb2.Rows(ids=pack_array(ids, I64))

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -153,3 +156,56 @@ def test_a_cancelled_operation_can_clean_up() -> None:
 
     asyncio.run(main())
     assert ended == [True]
+
+
+def test_a_cancelled_operation_ends_only_once_its_thread_touches_nothing_any_more() -> None:
+    started, go_on = threading.Event(), threading.Event()
+    written: list[str] = []
+
+    def write() -> None:
+        started.set()
+        go_on.wait(10)
+        written.append("all of it")
+
+    def operation() -> Operation[None]:
+        yield Work(write)
+
+    async def cancel_twice() -> None:
+        task = asyncio.ensure_future(run_async(operation(), Stubs(awaitable=True)))
+        await asyncio.to_thread(started.wait, 10)
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0.01)
+        assert not task.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert written == ["all of it"]
+
+    asyncio.run(cancel_twice())
+
+
+def test_an_error_of_a_blocking_call_is_no_reference_cycle() -> None:
+    """What the frames of a failed call hold, buffers and batches, goes at once."""
+
+    class Held:
+        pass
+
+    held = Held()
+    gone = weakref.ref(held)
+
+    def fail() -> None:
+        raise SampleNotFound("nothing")
+
+    def operation(kept: Held) -> Operation[None]:
+        yield Work(fail)
+        assert kept
+
+    gc.disable()
+    try:
+        with contextlib.suppress(SampleNotFound):
+            run_sync(operation(held), Stubs(awaitable=False))
+        del held
+        assert gone() is None
+    finally:
+        gc.enable()

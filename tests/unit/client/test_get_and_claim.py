@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from typing import Any
 
 import pytest
@@ -9,9 +10,18 @@ import torch
 from tests.unit.client.fakes import FakeService, gone
 from tqclient.arguments import RowArguments
 from tqclient.batch import BatchData
-from tqclient.errors import ClaimTimeout, CorruptBlock, InvalidArgument, LeaseExpired, SampleNotFound, Unavailable
+from tqclient.errors import (
+    ClaimTimeout,
+    CorruptBlock,
+    InternalError,
+    InvalidArgument,
+    LeaseExpired,
+    SampleNotFound,
+    TQError,
+    Unavailable,
+)
 from tqclient.info import PartitionRef
-from tqclient.operations.claims import ClaimHandle, ConsumerRef, claim, renew, settle
+from tqclient.operations.claims import ClaimHandle, ConsumerRef, abandon, claim, renew, settle
 from tqclient.operations.put import put
 from tqclient.operations.read import Delivery, get
 from tqclient.operations.sessions import close_session, heartbeat, release_lost_claims
@@ -88,6 +98,20 @@ def test_pins_that_could_not_be_delivered_are_delivered_later(filled: FakeServic
     filled.fault("Heartbeat", gone())
     with pytest.raises(Unavailable):
         filled.run(heartbeat(filled.state, 1.0))
+    filled.run(heartbeat(filled.state, 1.0))
+    assert filled.pins == set()
+
+
+def test_a_look_up_whose_reply_was_lost_leaves_one_pin_and_one_that_failed_none(
+    filled: FakeService, ref: PartitionRef
+) -> None:
+    filled.fault("Locate", gone(), reply_lost=True)
+    do_get(filled, ref, [1])
+    assert filled.count("Locate") == 2
+    assert len(filled.pins) == 1
+    filled.fault("Locate", InternalError("the reply could not be read"), reply_lost=True)
+    with pytest.raises(InternalError):
+        do_get(filled, ref, [1])
     filled.run(heartbeat(filled.state, 1.0))
     assert filled.pins == set()
 
@@ -185,6 +209,48 @@ def test_an_ack_that_ran_out_of_time_may_be_given_again(filled: FakeService, ref
         filled.run(settle(filled.state, handle, "acked", 1.0))
     filled.run(settle(filled.state, handle, "acked"))
     assert filled.consumed == [1, 2]
+
+
+@pytest.mark.parametrize("lost", [gone(), InternalError("the reply could not be read")])
+def test_an_ack_that_was_applied_counts_although_its_session_ended_since(
+    filled: FakeService, ref: PartitionRef, lost: TQError
+) -> None:
+    handle, _ = do_claim(filled, ref, 2)
+    filled.fault("Settle", lost, reply_lost=True, before=lambda: setattr(filled.clock, "now", filled.clock.now + 5))
+    with pytest.raises(type(lost)):
+        filled.run(settle(filled.state, handle, "acked", 1.0))
+    assert filled.consumed == [1, 2]
+    filled.end_sessions()
+    do_get(filled, ref, [1])  # under a new session
+    filled.run(settle(filled.state, handle, "acked"))
+    assert filled.count("Settle") == 2
+
+
+def test_a_grant_that_could_not_be_read_is_given_back(filled: FakeService, ref: PartitionRef) -> None:
+    filled.fault("Claim", InternalError("the reply is too large"), reply_lost=True)
+    with pytest.raises(InternalError):
+        do_claim(filled, ref, 2)
+    assert filled.leased == {1, 2}
+    filled.run(release_lost_claims(filled.state))
+    assert filled.leased == set()
+
+
+def test_a_batch_that_is_collected_inside_the_client_blocks_nobody(filled: FakeService, ref: PartitionRef) -> None:
+    """The collector may run a batch's finalizer in a thread that holds any lock of the client."""
+    handle, _ = do_claim(filled, ref, 2)
+    state = filled.state
+
+    def collect() -> None:
+        with state._lock, state.requests._lock, state.wake._cond:
+            abandon(state, handle)
+            state.drop_pin(1, 7)
+
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert state.take_dropped_pins() == [7]
+    assert [lost.claim_id for lost in state.lost_claims] == [handle.claim_id]
 
 
 def test_an_ack_after_the_session_ended_is_refused(filled: FakeService, ref: PartitionRef) -> None:

@@ -11,10 +11,12 @@ from tqclient.arguments import RowArguments
 from tqclient.errors import (
     BackpressureTimeout,
     DuplicateKey,
+    InternalError,
     InvalidArgument,
     LeaseExpired,
     SchemaMismatch,
     StorageFull,
+    TQError,
     Unavailable,
     UnsupportedValue,
 )
@@ -25,6 +27,7 @@ from tqclient.operations.put import put
 from tqclient.operations.read import get
 from tqclient.operations.sessions import close_windows
 from tqclient.wire.packing import U8, unpack_array
+from tqclient.wire.v1 import controller_pb2 as pb
 
 ROWS = {"tokens": [torch.arange(3), torch.arange(5)], "reward": torch.tensor([0.5, 1.5])}
 
@@ -68,6 +71,27 @@ def test_a_large_put_is_one_block_where_it_fits_in_one_piece(
     assert sum(block.rows for block in commits[1].blocks) == 100
     for ids in (whole, apart):
         assert torch.equal(torch.stack(read_back(service, ref, ids)["x"]), values["x"])
+
+
+@pytest.mark.parametrize("lost", [gone(), InternalError("the reply could not be read")])
+def test_bytes_that_may_have_been_committed_are_never_written_again(
+    service: FakeService, ref: PartitionRef, lost: TQError
+) -> None:
+    do_put(service, ref)  # now there is a window with room for more
+    late = lambda: setattr(service.clock, "now", service.clock.now + 60)  # noqa: E731
+    service.fault("Commit", lost, reply_lost=True, before=late)
+    with pytest.raises(type(lost)):
+        do_put(service, ref)
+    do_put(service, ref)
+    assert sorted(service.samples) == [1, 2, 3, 4, 5, 6]
+    for ids in ([1, 2], [3, 4], [5, 6]):
+        assert [row.tolist() for row in read_back(service, ref, ids)["tokens"]] == [[0, 1, 2], [0, 1, 2, 3, 4]]
+    extents = [(each.offset, each.length) for _, request in service.calls for each in _extents(request)]
+    assert len(set(extents)) == len(extents) == 3
+
+
+def _extents(request: Any) -> list[Any]:
+    return [block.extents[0] for block in request.blocks] if isinstance(request, pb.CommitRequest) else []
 
 
 def test_an_unavailable_controller_is_asked_again_with_the_same_request(

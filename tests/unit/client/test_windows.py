@@ -56,6 +56,20 @@ def test_a_refused_extent_is_cut_again_and_an_unknown_one_never() -> None:
     assert rest.offset == 768
 
 
+def test_extents_refused_out_of_order_go_back_in_one_piece() -> None:
+    pool = WindowPool(lambda: 0.0)
+    (first,) = pool.add(SPOT, granted(1024), [256], whole=False)
+    second, third = pool.cut(SPOT, 256), pool.cut(SPOT, 256)
+    assert second is not None
+    assert third is not None
+    pool.settle([first], "committed")
+    pool.settle([second], "refused")
+    pool.settle([third], "refused")
+    pool.retire()
+    (window,) = pool.take_closing()
+    assert window.used == 256
+
+
 def test_a_whole_window_is_closed_behind_its_put() -> None:
     pool = WindowPool(lambda: 0.0)
     cuts = pool.add(SPOT, granted(4 * MIB), [MIB, 100], whole=True)

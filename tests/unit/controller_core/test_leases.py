@@ -107,6 +107,23 @@ def test_pin_keeps_cleared_bytes_until_it_is_dropped(driver: Driver, session: in
     assert driver.sealed == set()
 
 
+def test_a_pin_that_the_client_chose_is_held_once(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    driver.put(session, p, 1)
+    request = pb.LocateRequest(session=session, partition_id=p, ids=ids(1), pin=7)
+    assert driver.core.locate(request, driver.now).pin == 7
+    with pytest.raises(InvalidArgument, match="pin 7"):
+        driver.core.locate(request, driver.now)
+    driver.believe(driver.core.drop_pins(session, [7], driver.now))
+    assert driver.core.locate(request, driver.now).pin == 7
+    _clear(driver, session, p, 1)
+    assert len(driver.sealed) == 1
+    driver.believe(driver.core.drop_pins(session, [7], driver.now))
+    assert driver.sealed == set()
+    with pytest.raises(InvalidArgument, match="pin"):
+        driver.core.locate(pb.LocateRequest(session=session, partition_id=p, ids=ids(1), pin=1 << 40), driver.now)
+
+
 def test_end_of_the_session_drops_its_pins(driver: Driver, session: int) -> None:
     p, other = driver.partition(session), driver.open()
     driver.put(session, p, 1)

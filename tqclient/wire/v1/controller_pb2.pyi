@@ -293,20 +293,22 @@ class CommitReply(_message.Message):
     def __init__(self, ids: _Optional[bytes] = ..., fields: _Optional[_Iterable[_Union[Field, _Mapping]]] = ...) -> None: ...
 
 class LocateRequest(_message.Message):
-    __slots__ = ("session", "partition_id", "ids", "keys", "fields", "dropped_pins")
+    __slots__ = ("session", "partition_id", "ids", "keys", "fields", "dropped_pins", "pin")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     FIELDS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_PINS_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
     session: int
     partition_id: int
     ids: bytes
     keys: _common_pb2.Packed
     fields: _containers.RepeatedScalarFieldContainer[str]
     dropped_pins: bytes
-    def __init__(self, session: _Optional[int] = ..., partition_id: _Optional[int] = ..., ids: _Optional[bytes] = ..., keys: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., fields: _Optional[_Iterable[str]] = ..., dropped_pins: _Optional[bytes] = ...) -> None: ...
+    pin: int
+    def __init__(self, session: _Optional[int] = ..., partition_id: _Optional[int] = ..., ids: _Optional[bytes] = ..., keys: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., fields: _Optional[_Iterable[str]] = ..., dropped_pins: _Optional[bytes] = ..., pin: _Optional[int] = ...) -> None: ...
 
 class LocateReply(_message.Message):
     __slots__ = ("pin", "rows", "fields")

@@ -272,7 +272,8 @@ class Core:
     def locate(self, request: controller_pb2.LocateRequest, now: float) -> controller_pb2.LocateReply:
         """Says where samples lie, and pins their blocks.
 
-        `request.dropped_pins` is left alone: the shell passes it to `drop_pins` first. `rows.blocks` is left empty.
+        `request.dropped_pins` is left alone: the shell passes it to `drop_pins` first, with the pin of a repeat.
+        `rows.blocks` is left empty.
 
         Raises:
             PartitionNotFound: it is gone.
@@ -282,6 +283,8 @@ class Core:
         """
         state = self._state
         session = state.leases.session(request.session)
+        if request.pin >= limits.PIN_CHOSEN_MAX or request.pin in session.pins:
+            raise InvalidArgument(f"pin {request.pin}: choose one that is not held, below {limits.PIN_CHOSEN_MAX}")
         if len(session.pins) >= limits.PINS_PER_SESSION_MAX:
             raise InvalidArgument(f"session {session.session} holds {limits.PINS_PER_SESSION_MAX} read pins, the most")
         partition = state.partition(request.partition_id)
@@ -292,7 +295,8 @@ class Core:
         block_ids = blocks_of(partition.samples, slots, fields)
         state.blocks.pin(block_ids)
         state.last_pin += 1
-        pin = state.epoch << 40 | state.last_pin  # a pin of before a restart names nothing now
+        # A drawn pin of before a restart names nothing now.
+        pin = request.pin or state.epoch * limits.PIN_CHOSEN_MAX + state.last_pin
         session.pins[pin] = block_ids
         rows = rows_of(partition.samples, slots, fields)
         return controller_pb2.LocateReply(pin=pin, rows=rows, fields=partition.fields(fields))

@@ -44,3 +44,6 @@ COMPACT_ROWS_MIN: Final = 1_024
 """Fewer cleared rows than this are not worth a compaction."""
 DUE_AGAIN_S: Final = 1.0
 """An overdue lease whose end was not applied is reported again after this time."""
+
+PIN_CHOSEN_MAX: Final = 1 << 40
+"""Read pins below it are chosen by clients, the others drawn here."""
