@@ -36,6 +36,8 @@ WRITER_POLL: Final = 0.1
 """Between two looks at the locks of mapped writers."""
 USAGE_INTERVAL: Final = 0.2
 """Between two usage reports of a node whose usage changed."""
+ALLOCATE_RETRY: Final = 5.0
+"""Between two tries to allocate the rest of an arena when the file system has no room for it."""
 SESSION_WAIT: Final = 1.0
 """How long Reserve waits for word of a session that the controller has only just opened."""
 LINK_BACKOFF_MAX: Final = 0.5

@@ -180,6 +180,8 @@ def check_name_of_key(key: str, path: RowPath) -> None:
 def _encode_tensors(rows: Sequence[torch.Tensor], path: RowPath) -> Encoder | None:
     """Ragged, or for 0-dim tensors dense; None where dtypes or dimensions differ."""
     first = rows[0]
+    if first.is_nested:
+        return None
     dtype, trailing, dimensions = first.dtype, first.shape[1:], first.dim()
     counts = np.zeros(len(rows), np.int64)
     like = True

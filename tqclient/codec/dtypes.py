@@ -100,11 +100,31 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     """
     try:
         dtype = _rebuild(json.loads(name) if name[:1] == "{" else name)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, SyntaxError) as error:
-        raise UnknownDtype(f"{name!r} is no dtype: {error}") from None
-    if dtype.hasobject or numpy_name(dtype) != name:
-        raise UnknownDtype(f"{name!r} is no dtype that is supported")
+        supported = not dtype.hasobject and numpy_name(dtype) == name
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+        SyntaxError,
+        OverflowError,
+        MemoryError,
+    ) as error:
+        raise UnknownDtype(f"{name!r:.200} is no dtype: {error!s:.200}") from None
+    if not supported:
+        raise UnknownDtype(f"{name!r:.200} is no dtype that is supported")
     return dtype
+
+
+def loses(dtype: np.dtype[Any]) -> str:
+    """What of a dtype its name does not say, so that it would not come back; empty if nothing."""
+    if dtype.metadata:
+        return "its metadata"
+    if dtype.type is np.record:
+        return "its record type"
+    parts = [dtype.subdtype[0]] if dtype.subdtype else [field[0] for field in (dtype.fields or {}).values()]
+    return next(filter(None, map(loses, parts)), "")
 
 
 def _rebuild(tree: Any) -> np.dtype[Any]:

@@ -85,3 +85,5 @@ def check_array(array: NDArray[Any]) -> None:
         dtypes.numpy_name(array.dtype)
     except dtypes.UnknownDtype:
         raise Refused(f"an array of dtype {array.dtype} cannot be carried; convert it") from None
+    if lost := dtypes.loses(array.dtype):
+        raise Refused(f"an array of dtype {array.dtype!r} would lose {lost}; convert it")

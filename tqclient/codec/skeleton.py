@@ -29,6 +29,8 @@ from tqclient.schema import DEPTH_MAX
 
 NESTING_MAX: Final = DEPTH_MAX - 1
 """Containers within containers, in one sample's value."""
+_LEAF_NESTING: Final = 2
+"""What the deepest container holds may be a NestedTensor, an extension around those of its rows."""
 SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes, complex})
 
 TUPLE, SET, FROZENSET, INTEGER, COMPLEX, SCALAR, NUMPY_STR, NUMPY_BYTES = range(1, 9)
@@ -124,7 +126,7 @@ def _is_leaf(value: Any, kind: type) -> bool:
         check_array(value)
         return True
     if isinstance(value, np.generic):
-        return kind in (np.str_, np.bytes_) or _names_dtype(value.dtype)
+        return kind in (np.str_, np.bytes_) or (_names_dtype(value.dtype) and not dtypes.loses(value.dtype))
     if kind in (dt.datetime, dt.time):
         return value.tzinfo is None or type(value.tzinfo) is dt.timezone
     return kind in _TIMES
@@ -225,7 +227,10 @@ class SkeletonWriter:
 
     def _nested(self, value: torch.Tensor) -> msgpack.ExtType:
         layout = "jagged" if value.layout == torch.jagged else "strided"
-        return msgpack.ExtType(NESTED, self._pack([layout, list(value.unbind())]))
+        rows = list(value.unbind())
+        # Without a row, nothing else says what the rows would be.
+        empty = [] if rows else [dtypes.torch_name(value.dtype), list(value.shape[2:]) if layout == "jagged" else []]
+        return msgpack.ExtType(NESTED, self._pack([layout, rows, *empty]))
 
 
 def _timezone(zone: dt.tzinfo | None) -> list[Any] | None:
@@ -302,8 +307,8 @@ class SkeletonReader:
         if code not in _DECODERS:
             raise CorruptBlock(f"extension type {code} does not exist")
         self._depth += 1
-        if self._depth > NESTING_MAX:
-            raise CorruptBlock(f"extensions nest deeper than {NESTING_MAX}")
+        if self._depth > NESTING_MAX + _LEAF_NESTING:
+            raise CorruptBlock(f"extensions nest deeper than {NESTING_MAX + _LEAF_NESTING}")
         value = _DECODERS[code](self, data)
         self._depth -= 1
         return value
@@ -324,8 +329,16 @@ class SkeletonReader:
         return buffers.as_tensor(part, dtype, shape)
 
     def _nested(self, data: bytes) -> torch.Tensor:
-        layout, rows = self._unpack(data)
-        return nested_tensor(rows, layout)
+        layout, rows, *empty = self._unpack(data)
+        if rows:
+            return nested_tensor(rows, layout)
+        name, trailing = empty
+        dtype = dtypes.torch_dtype(name)
+        if layout == "jagged":
+            return torch.nested.nested_tensor_from_jagged(
+                torch.empty(0, *trailing, dtype=dtype), torch.zeros(1, dtype=torch.int64)
+            )
+        return torch.nested.nested_tensor([], dtype=dtype, layout=torch.strided)
 
     def _scalar(self, data: bytes) -> Any:
         name, raw = self._unpack(data)

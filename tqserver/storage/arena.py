@@ -1,7 +1,7 @@
 """The arena file: one page of identity, a table of windows, and the bytes.
 
     0                 ArenaHeader, and the highest controller sequence seen
-    4096              the next generation (u64), alone on its page
+    4096              the next generation (u64), and how much of the file is allocated (u64)
     8192              windows table: WINDOWS_MAX rows of 64 bytes
     data_offset       extents, to the end of the file
 
@@ -35,6 +35,7 @@ from tqserver.storage.extents import Run
 from tqserver.storage.segments import align_up
 
 _GENERATION_OFFSET: Final = wire.HEADER_BYTES
+_ALLOCATED_OFFSET: Final = _GENERATION_OFFSET + 8
 _TABLE_OFFSET: Final = _GENERATION_OFFSET + mmap.PAGESIZE
 _ROW: Final = np.dtype(
     [
@@ -49,6 +50,7 @@ _ROW: Final = np.dtype(
     ]
 )
 _DATA_OFFSET: Final = align_up(_TABLE_OFFSET + limits.WINDOWS_MAX * _ROW.itemsize, 1 << 16)
+_ALLOCATED: Final = struct.Struct("<Q")
 _NODE_LOCK: Final = struct.Struct("@hhqqi4x")  # struct flock
 
 
@@ -59,7 +61,6 @@ class Arena:
         header: its first page.
         path: of the file.
         created: whether this open made the file.
-        allocated_bytes: of the file, from its start: what the file system has promised. Only these may be touched.
         data: the whole file, uint8 `[file_bytes]`, writable.
         table: the windows table; the allocator's ledger.
     """
@@ -69,11 +70,10 @@ class Arena:
         self.path = path
         self.header = header
         self.created = created
-        # A file that was there before is promised whole; of a new one, the rest is to come.
-        self.allocated_bytes = min(header.file_bytes, limits.ARENA_FIRST_BYTES) if created else header.file_bytes
         self._mapping = mmap.mmap(descriptor, header.file_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         self.data: NDArray[np.uint8] = np.frombuffer(self._mapping, dtype=np.uint8)
         self._sequence = wire.seen_sequence(self._mapping)
+        self._allocated = np.frombuffer(self._mapping, dtype="<u8", count=1, offset=_ALLOCATED_OFFSET)
         self.table = WindowTable(self._mapping)
 
     def __enter__(self) -> Arena:
@@ -83,6 +83,11 @@ class Arena:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of the file, from its start, that the file system has promised. Only these may be touched."""
+        return int(self._allocated[0])
 
     @property
     def controller_sequence(self) -> int:
@@ -112,7 +117,7 @@ class Arena:
             return False
         end = min(self.allocated_bytes + limits.ALLOCATE_STEP_BYTES, self.header.file_bytes)
         _allocate(self._descriptor, self.path, self.allocated_bytes, end)
-        self.allocated_bytes = end
+        self._allocated[0] = end
         return True
 
     def unlink(self) -> None:
@@ -217,9 +222,10 @@ def open_arena(path: Path, *, node: str, file_bytes: int, segment_bytes: int) ->
             header = _format(descriptor, path, node, file_bytes, segment_bytes)
         else:
             header = _check(descriptor, path, node, file_bytes, segment_bytes)
-            # The former life may have ended before all of it was allocated.
-            _require_room(descriptor, path, file_bytes)
-            _allocate(descriptor, path, 0, file_bytes)
+            # Its former life may have ended before all of it was allocated; blocks lie only in what was.
+            allocated_bytes = _allocated_bytes(descriptor, path, header)
+            _require_room(descriptor, path, allocated_bytes)
+            _allocate(descriptor, path, 0, allocated_bytes)
         return Arena(descriptor, path, header, created=created)
     except (TQError, OSError):
         if created:
@@ -253,6 +259,14 @@ def _is_blank(descriptor: int) -> bool:
     return not any(page)
 
 
+def _allocated_bytes(descriptor: int, path: Path, header: wire.ArenaHeader) -> int:
+    """Reads how much of a file that exists its former life had allocated."""
+    (allocated_bytes,) = _ALLOCATED.unpack(os.pread(descriptor, _ALLOCATED.size, _ALLOCATED_OFFSET))
+    if not header.data_offset < allocated_bytes <= header.file_bytes:
+        raise InvalidArgument(f"arena file {path}: {allocated_bytes} bytes of it cannot be allocated; remove it")
+    return int(allocated_bytes)
+
+
 def _require_room(descriptor: int, path: Path, file_bytes: int) -> None:
     """Refuses a size that the file system has no room for. A tmpfs takes the memory it has before it says so."""
     missing_bytes = file_bytes - os.fstat(descriptor).st_blocks * 512
@@ -284,8 +298,10 @@ def _no_room(path: Path, file_bytes: int) -> StorageFull:
 
 def _format(descriptor: int, path: Path, node: str, file_bytes: int, segment_bytes: int) -> wire.ArenaHeader:
     _require_room(descriptor, path, file_bytes)
-    _allocate(descriptor, path, 0, min(file_bytes, limits.ARENA_FIRST_BYTES))
+    first_bytes = min(file_bytes, limits.ARENA_FIRST_BYTES)
+    _allocate(descriptor, path, 0, first_bytes)
     os.ftruncate(descriptor, file_bytes)
+    os.pwrite(descriptor, _ALLOCATED.pack(first_bytes), _ALLOCATED_OFFSET)
     arena = secrets.randbits(64) | 1  # 0 is "no arena" on the wire
     header = wire.ArenaHeader(arena, file_bytes, _DATA_OFFSET, segment_bytes, node)
     os.pwrite(descriptor, header.to_bytes(), 0)

@@ -118,10 +118,12 @@ async def serve(config: StorageConfig, arena: Arena, stop: asyncio.Event) -> int
     )
     running = asyncio.create_task(link.run(), name="link")
     stopping = asyncio.create_task(stop.wait(), name="stop")
-    prefault.start()
-    announce(bound, name=config.name, arena=str(arena.path), incarnation=node.incarnation)
-    _log.info("serving", address=address, arena=str(arena.path), bytes=arena.header.file_bytes, created=arena.created)
     try:
+        prefault.start()
+        announce(bound, name=config.name, arena=str(arena.path), incarnation=node.incarnation)
+        _log.info(
+            "serving", address=address, arena=str(arena.path), bytes=arena.header.file_bytes, created=arena.created
+        )
         await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             running.result()  # the link only ever ends by a fault: let it be seen

@@ -59,13 +59,17 @@ class Prefault:
             self._populate()
 
     def _allocate(self) -> None:
-        try:
-            while not self._stop.is_set() and self._arena.allocate_more():
+        while not self._stop.is_set():
+            try:
+                if not self._arena.allocate_more():
+                    return
                 self._allocated(self._arena.allocated_bytes)
-        except (StorageFull, OSError) as error:
-            _log.error(
-                "the arena stays smaller than it should be", bytes=self._arena.allocated_bytes, reason=str(error)
-            )
+            except (StorageFull, OSError) as error:
+                # Somebody took the room since the start; they may give it back.
+                _log.error(
+                    "the arena is smaller than it should be", bytes=self._arena.allocated_bytes, reason=str(error)
+                )
+                self._stop.wait(limits.ALLOCATE_RETRY)
 
     def _populate(self) -> None:
         madvise = ctypes.CDLL(None, use_errno=True).madvise  # a call through CDLL runs without the GIL

@@ -201,31 +201,67 @@ def test_a_large_arena_is_allocated_behind_the_start(tmp_path: Path, monkeypatch
         assert arena.allocated_bytes == 12 * MIB
 
 
-def test_room_that_is_lost_behind_the_start_leaves_a_smaller_arena(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_room_that_is_lost_behind_the_start_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "ARENA_FIRST_BYTES", 4 * MIB)
-    sizes: list[int] = []
+    monkeypatch.setattr(limits, "ALLOCATE_RETRY", 0.01)
+    allocate, refusals, sizes = os.posix_fallocate, [errno.ENOSPC] * 3, list[int]()
+    with opened(tmp_path / "a") as arena:
+
+        def full_at_first(descriptor: int, start: int, length: int) -> None:
+            if refusals:
+                raise OSError(refusals.pop(), "No space left on device")
+            allocate(descriptor, start, length)
+
+        monkeypatch.setattr(os, "posix_fallocate", full_at_first)
+        prefault = Prefault(arena, sizes.append, populate=True)
+        prefault.start()
+        prefault._thread.join(10)
+        assert sizes == [8 * MIB]
+        assert (arena.allocated_bytes, prefault.done_bytes, refusals) == (8 * MIB, 8 * MIB, [])
+
+
+def test_room_that_never_comes_does_not_hold_the_end_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "ARENA_FIRST_BYTES", 4 * MIB)
     with opened(tmp_path / "a") as arena:
 
         def full(descriptor: int, start: int, length: int) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(os, "posix_fallocate", full)
-        prefault = Prefault(arena, sizes.append, populate=True)
+        prefault = Prefault(arena, _no_growth, populate=True)
         prefault.start()
-        prefault._thread.join()
-        assert sizes == []
-        assert (arena.allocated_bytes, prefault.done_bytes) == (4 * MIB, 4 * MIB)
+        prefault.stop()
+        assert (arena.allocated_bytes, prefault.done_bytes) == (4 * MIB, 0)
 
 
-def test_a_file_whose_allocation_was_cut_short_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_whose_allocation_was_cut_short_goes_on_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies in the allocated part is served at once, even where there is no room for the rest by now."""
     monkeypatch.setattr(limits, "ARENA_FIRST_BYTES", 4 * MIB)
+    monkeypatch.setattr(limits, "ALLOCATE_STEP_BYTES", 1 * MIB)
+    path = tmp_path / "a"
+    with opened(path) as arena:
+        assert arena.allocate_more()
+    with monkeypatch.context() as patch:
+        patch.setattr("tqserver.storage.arena._free_bytes", lambda _: 0)
+        with opened(path) as arena:
+            assert arena.allocated_bytes == 5 * MIB
+    with opened(path) as arena:
+        assert [arena.allocate_more() for _ in range(4)] == [True, True, True, False]
+        assert arena.allocated_bytes == 8 * MIB
+        assert path.stat().st_blocks * 512 >= 8 * MIB
+
+
+@pytest.mark.parametrize("allocated_bytes", [0, 9 * MIB, 1 << 63])
+def test_an_allocated_length_that_cannot_be_is_refused(tmp_path: Path, allocated_bytes: int) -> None:
     path = tmp_path / "a"
     opened(path).close()
-    assert path.stat().st_blocks * 512 < 5 * MIB
-    opened(path).close()
-    assert path.stat().st_blocks * 512 >= 8 * MIB
+    with path.open("r+b") as file:
+        file.seek(4096 + 8)
+        file.write(allocated_bytes.to_bytes(8, "little"))
+    with pytest.raises(InvalidArgument, match=f"{allocated_bytes} bytes of it cannot be allocated"):
+        opened(path)
 
 
 def _no_growth(allocated_bytes: int) -> None:
