@@ -69,7 +69,7 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
     table = Table("workload", "MB", "operation", "cold ms", "warm ms: median (min–max)", "× plain copy")
     for result in results:
         for operation, spread in result.warm.items():
-            ratio = f"{result.ratio(operation):.2f}" if operation in run.FLOOR_OF else ""
+            ratio = ", ".join(f"{ratio:.2f}" for ratio in result.ratios(operation))
             size = f"{result.size_bytes / 1e6:.1f}"
             table.add_row(result.workload, size, operation, f"{result.cold_ms[operation]:.2f}", str(spread), ratio)
         table.add_section()

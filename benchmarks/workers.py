@@ -71,6 +71,16 @@ def copy_time(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> flo
     return time.perf_counter() - start
 
 
+def copies_time(target: np.ndarray[Any, Any], pieces: list[np.ndarray[Any, Any]]) -> float:
+    """Returns the seconds of one plain copy per value, back to back into a warm buffer."""
+    start = time.perf_counter()
+    end = 0
+    for piece in pieces:
+        begin, end = end, end + piece.size
+        np.copyto(target[begin:end], piece)
+    return time.perf_counter() - start
+
+
 def _warm_private(size: int) -> np.ndarray[Any, Any]:
     return np.full(size, 1, dtype=np.uint8)
 
@@ -92,7 +102,7 @@ def producer(pipe: Connection, address: str, transport: str, partition: str, wor
 
     columns = workloads.build(workload, seed)
     size = workloads.size_bytes(columns)
-    source, target = _warm_private(size), _warm_shared(size)
+    source, target, pieces = _warm_private(size), _warm_shared(size), workloads.pieces(columns)
     with tq.connect(address, transport=transport) as client:
         part = client.create_partition(partition, exist_ok=True)
 
@@ -107,6 +117,7 @@ def producer(pipe: Connection, address: str, transport: str, partition: str, wor
                 "size": lambda: size,
                 "digest": lambda: workloads.digest(columns),
                 "floor": lambda: copy_time(target, source),
+                "values": lambda: copies_time(target, pieces),
                 "put": put,
                 "clear": lambda ids: part.clear(ids=ids),
             },

@@ -82,9 +82,14 @@ def build(name: str, seed: int) -> Columns:
     return WORKLOADS[name](np.random.default_rng(seed))
 
 
+def pieces(columns: Columns) -> list[np.ndarray[Any, Any]]:
+    """Returns the bytes of each value where they lie, uint8 views: what a put has to copy, one by one."""
+    return [np.frombuffer(piece, np.uint8) for rows in columns.values() for row in rows for piece in _pieces(row)]
+
+
 def size_bytes(columns: Columns) -> int:
     """Returns the payload bytes of a workload: tensors and encoded text, without any framing."""
-    return sum(len(piece) for rows in columns.values() for row in rows for piece in _pieces(row))
+    return sum(piece.size for piece in pieces(columns))
 
 
 def digest(columns: Mapping[str, Any]) -> int:
