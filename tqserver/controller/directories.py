@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from tqclient import limits
-from tqclient.errors import LeaseExpired, SampleNotFound
+from tqclient.errors import InvalidArgument, LeaseExpired, SampleNotFound
 from tqclient.wire.packing import U64, pack_blobs, unpack_array
 from tqclient.wire.v1 import common_pb2
 from tqserver.controller.core import Core
@@ -62,13 +62,20 @@ class Directories:
 
         Raises:
             SampleNotFound: a block is gone.
+            InvalidArgument: they do not fit one reply.
         """
         found = []
+        room = ROWS_REPLY_BYTES_MAX
         for block_id in unpack_array(block_ids, U64, what="block_ids").tolist():
             record = self._core.block(block_id)
             if record is None:
                 raise SampleNotFound(
                     f"block {block_id} is gone: its samples were cleared, and nothing holds it for you"
+                )
+            room -= len(record.directory)
+            if room < 0:
+                raise InvalidArgument(
+                    f"block_ids: the directories exceed the {ROWS_REPLY_BYTES_MAX} bytes of one reply; ask for fewer"
                 )
             found.append(record.directory)
             if session in self._sent:

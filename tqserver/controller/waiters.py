@@ -304,6 +304,7 @@ class Waiters:
         line = self._line(waiter)
         if line.remove(waiter):
             waiter.refuse(line.timeout(waiter))
+            self._answer(line, line.serve())  # whoever stood behind it may be first now
         self._drop_if_idle(waiter, line)
 
     def withdraw(self, waiter: Waiter) -> bool:
@@ -312,7 +313,7 @@ class Waiters:
         waiting = line.remove(waiter)
         waiter.cancel_deadline()
         if waiting:
-            self._dirty[line] = None  # whoever stands behind it may be first now
+            self._answer(line, line.serve())  # whoever stands behind it may be first now
         self._drop_if_idle(waiter, line)
         return waiting
 

@@ -271,6 +271,19 @@ def test_fields_for_samples_that_exist_pass_those_who_wait_for_room(bench: Bench
     assert bench.granted == ["fields", "new samples"]
 
 
+@pytest.mark.parametrize("how", ["expires", "is withdrawn"])
+def test_who_stands_behind_a_commit_that_goes_is_looked_at(bench: Bench, how: str) -> None:
+    bench.core.room = 4
+    large = bench.commit("large", 5, seconds=1)
+    bench.commit("small", 2, seconds=30)
+    assert bench.granted == []
+    if how == "expires":
+        bench.clock.advance(1)
+    else:
+        bench.waiters.withdraw(large)
+    assert bench.granted == ["small"]
+
+
 def test_a_commit_gives_up_in_time(bench: Bench) -> None:
     bench.commit("full", 1, seconds=2)
     bench.clock.advance(2)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
-from tests.model.driver import Driver
+from tests.model.driver import Driver, ids
 from tqclient import limits
 from tqclient.errors import InvalidArgument, PartitionExists, PartitionNotFound
+from tqclient.wire.packing import pack_blobs
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver.controller.core import PartitionGone, ReadinessChanged
+from tqserver.controller.core import limits as limits_of_core
 
 
 def test_new_partition_is_described_with_its_defaults(driver: Driver, session: int) -> None:
@@ -103,6 +106,45 @@ def test_metadata_is_set_and_deleted_in_one_go(driver: Driver, session: int) -> 
     assert dict(driver.ok("set_metadata", request, session=session).partition.metadata) == {"b": b"2", "c": b"3"}
     with pytest.raises(InvalidArgument):
         driver.ok("set_metadata", pb.SetMetadataRequest(partition_id=p, set={"a": b""}, delete=["a"]), session=session)
+
+
+def test_deleting_much_metadata_costs_as_much_as_there_is(driver: Driver, session: int) -> None:
+    """A request that is journaled and then keeps the controller busy for hours would do so again at each start."""
+    p, keys = driver.partition(session), [f"key-{number}" for number in range(20_000)]
+    driver.ok("set_metadata", pb.SetMetadataRequest(partition_id=p, set=dict.fromkeys(keys, b"")), session=session)
+    others = [f"other-{number}" for number in range(20_000)]
+    request = pb.SetMetadataRequest(partition_id=p, delete=[*others, *keys[1:]])
+    start = time.process_time()
+    assert dict(driver.ok("set_metadata", request, session=session).partition.metadata) == {"key-0": b""}
+    assert time.process_time() - start < 5  # it takes 0.05; by a scan for each key, 60
+
+
+def test_too_many_names_are_refused_before_they_are_compared(driver: Driver, session: int) -> None:
+    names = [f"consumer-{number}" for number in range(200_000)]
+    start = time.process_time()
+    with pytest.raises(InvalidArgument, match="200001 names, at most 256"):
+        driver.partition(session, consumers=[*names, names[-1]])
+    assert time.process_time() - start < 5
+
+
+def test_tags_nested_deeper_than_they_can_be_compared_are_refused(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    driver.put(session, p, 1)
+
+    def tags(depth: int) -> bytes:
+        return b"\x81\xa1t" + b"\x91" * (depth - 1) + b"\x01"  # {"t": [[...1...]]}
+
+    for depth in (limits_of_core.TAGS_DEPTH_MAX + 1, 1000):
+        deep = pack_blobs([tags(depth)])
+        for kind, request in (
+            ("set_tags", pb.SetTagsRequest(partition_id=p, ids=ids(1), tags=deep)),
+            ("clear", pb.ClearRequest(partition_id=p, tags=tags(depth))),
+        ):
+            with pytest.raises(InvalidArgument, match="nested deeper than 64"):
+                driver.ok(kind, request, session=session)
+    fitting = tags(limits_of_core.TAGS_DEPTH_MAX)
+    driver.ok("set_tags", pb.SetTagsRequest(partition_id=p, ids=ids(1), tags=pack_blobs([fitting])), session=session)
+    assert len(driver.ok("clear", pb.ClearRequest(partition_id=p, tags=fitting), session=session).ids) == 8
 
 
 def test_metadata_has_a_limit_in_all(driver: Driver, session: int) -> None:

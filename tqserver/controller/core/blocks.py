@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.errors import InvalidArgument
+from tqclient.limits import EXTENT_ALIGN
 from tqserver.controller.core import effects, limits
 
 
@@ -24,6 +25,11 @@ class Extent(NamedTuple):
     offset: int
     length: int
     generation: int
+
+    @property
+    def end(self) -> int:
+        """Where the next extent of its window may begin."""
+        return self.offset + -(-self.length // EXTENT_ALIGN) * EXTENT_ALIGN
 
 
 @dataclass(slots=True)
@@ -78,9 +84,7 @@ class Windows:
         """Raises InvalidArgument when an extent overlaps a committed one or another of the same request."""
         fresh: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for extent in extents:
-            fresh.setdefault((extent.arena, extent.generation), []).append(
-                (extent.offset, extent.offset + extent.length)
-            )
+            fresh.setdefault((extent.arena, extent.generation), []).append((extent.offset, extent.end))
         for key, ranges in fresh.items():
             ranges.sort()
             window = self._live.get(key) or self._retired.get(key)
@@ -98,7 +102,7 @@ class Windows:
             window = self._retired.pop(key) if key in self._retired else _Window([], [])
             self._live[key] = window
         window.live += 1
-        start, end = extent.offset, extent.offset + extent.length
+        start, end = extent.offset, extent.end
         at = bisect_left(window.starts, start)
         if at < len(window.starts) and window.starts[at] == end:
             end = window.ends[at]

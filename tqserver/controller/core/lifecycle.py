@@ -77,7 +77,8 @@ def set_metadata(state: State, request: pb.SetMetadataRequest, now: float, out: 
     validate.set_metadata(request)
     state.session_of(request.mutation)
     partition = state.partition(request.partition_id)
-    merged = {key: value for key, value in partition.metadata.items() if key not in request.delete}
+    deleted = set(request.delete)
+    merged = {key: value for key, value in partition.metadata.items() if key not in deleted}
     merged.update((key, request.set[key]) for key in sorted(request.set))
     validate.metadata(merged)
     partition.metadata = merged

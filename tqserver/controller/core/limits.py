@@ -45,5 +45,8 @@ COMPACT_ROWS_MIN: Final = 1_024
 DUE_AGAIN_S: Final = 1.0
 """An overdue lease whose end was not applied is reported again after this time."""
 
+TAGS_DEPTH_MAX: Final = 64
+"""Maps and lists within the tags of a sample."""
+
 PIN_CHOSEN_MAX: Final = 1 << 40
 """Read pins below it are chosen by clients, the others drawn here."""

@@ -37,11 +37,12 @@ def name(what: str, value: str) -> str:
 
 def names(what: str, values: Iterable[str], count_max: int) -> list[str]:
     """Checks names that must differ from each other."""
-    checked = [name(what, value) for value in values]
+    given = list(values)
+    if len(given) > count_max:
+        raise InvalidArgument(f"{what}: {len(given)} names, at most {count_max}")
+    checked = [name(what, value) for value in given]
     if len(set(checked)) != len(checked):
         raise InvalidArgument(f"{what}: {next(v for v in checked if checked.count(v) > 1)!r} is named twice")
-    if len(checked) > count_max:
-        raise InvalidArgument(f"{what}: {len(checked)} names, at most {count_max}")
     return checked
 
 
@@ -171,7 +172,17 @@ def tag_map(data: bytes) -> dict[Any, Any]:
     tags = _unpack("tags", data)
     if not isinstance(tags, dict):
         raise InvalidArgument(f"tags: a map is expected, not {type(tags).__name__}")
+    _check_depth(tags, limits.TAGS_DEPTH_MAX)
     return tags
+
+
+def _check_depth(value: Any, depth: int) -> None:
+    # Comparing two values recurses as deep as they are nested.
+    if isinstance(value, dict | list):
+        if depth == 0:
+            raise InvalidArgument(f"tags: nested deeper than {limits.TAGS_DEPTH_MAX}")
+        for child in value.values() if isinstance(value, dict) else value:
+            _check_depth(child, depth - 1)
 
 
 def tag_maps(packed: common_pb2.Packed, *, rows: int | None = None) -> list[bytes]:
