@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Final
@@ -17,54 +18,79 @@ from tqclient.limits import MIB
 THREADS_MAX: Final = 4
 TASK_BYTES: Final = 4 * MIB
 """What one task copies at most."""
-SHARES_PER_THREAD: Final = 8
-"""Tasks are handed over in this many shares a thread: each hand-over costs both sides the interpreter's lock."""
 SERIAL_BYTES_MAX: Final = 16 * MIB
 """Below this, a copy stays on the caller's thread."""
 
+Task = Callable[[], None]
+
+
+class _Threads:
+    """Threads with disjoint shares of the CPUs that the process may use.
+
+    They wake one another with every turn at the interpreter's lock, and a kernel likes to put who was woken beside its
+    waker: without shares, two of them often spend a whole copy on one CPU while another one is idle.
+    """
+
+    def __init__(self) -> None:
+        cpus = sorted(os.sched_getaffinity(0))
+        self.count = min(THREADS_MAX, len(cpus))
+        self._shares = deque(cpus[index :: self.count] for index in range(self.count))
+        self._pool = ThreadPoolExecutor(self.count, "tq-copy", initializer=self._take_share)
+
+    def _take_share(self) -> None:
+        try:
+            os.sched_setaffinity(threading.get_native_id(), self._shares.popleft())
+        except OSError:  # the CPUs were taken away meanwhile, or a sandbox forbids it: as right, perhaps slower
+            return
+
+    def run(self, tasks: Sequence[Task]) -> None:
+        """Runs the tasks, each on the thread that is free next; raises what the first failing one raised."""
+        left = deque(tasks)
+        workers = [self._pool.submit(_work_off, left) for _ in range(self.count)]
+        try:
+            for worker in workers:
+                worker.result()
+        finally:
+            # Whatever ended the loop: once the caller goes on, nobody may write into its memory any more.
+            left.clear()
+            wait(workers)
+
+
+def _work_off(left: deque[Task]) -> None:
+    while True:
+        try:
+            task = left.popleft()
+        except IndexError:
+            return
+        try:
+            task()
+        except BaseException:
+            left.clear()
+            raise
+
+
 _lock = threading.Lock()
-_pool: ThreadPoolExecutor | None = None
+_threads: _Threads | None = None
 
 
 def _forget() -> None:
     """A forked child has the object, but not the threads."""
-    global _lock, _pool
-    _lock, _pool = threading.Lock(), None
+    global _lock, _threads
+    _lock, _threads = threading.Lock(), None
 
 
 os.register_at_fork(after_in_child=_forget)
 
 
-def _thread_count() -> int:
-    return min(THREADS_MAX, os.cpu_count() or 1)
-
-
-def _threads() -> ThreadPoolExecutor:
-    global _pool  # noqa: PLW0603
-    with _lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(_thread_count(), "tq-copy")
-        return _pool
-
-
-def run(tasks: Sequence[Callable[[], None]], size_bytes: int) -> None:
+def run(tasks: Sequence[Task], size_bytes: int) -> None:
     """Runs independent tasks that together move `size_bytes`; raises what the first failing one raised."""
+    global _threads  # noqa: PLW0603
     if size_bytes <= SERIAL_BYTES_MAX or len(tasks) <= 1:
-        _run_all(tasks)
+        for task in tasks:
+            task()
         return
-    pool = _threads()
-    step = -(-len(tasks) // (_thread_count() * SHARES_PER_THREAD))
-    futures = [pool.submit(_run_all, tasks[start : start + step]) for start in range(0, len(tasks), step)]
-    try:
-        for future in futures:
-            future.result()
-    finally:
-        # Whatever ended the loop: once the caller goes on, nobody may write into its memory any more.
-        for future in futures:
-            future.cancel()
-        wait(futures)
-
-
-def _run_all(tasks: Sequence[Callable[[], None]]) -> None:
-    for task in tasks:
-        task()
+    with _lock:
+        if _threads is None:
+            _threads = _Threads()
+        threads = _threads
+    threads.run(tasks)

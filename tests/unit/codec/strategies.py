@@ -72,6 +72,9 @@ def _disguised(draw: st.DrawFn, tensor: torch.Tensor) -> torch.Tensor:
     if way == "conjugate" and tensor.is_complex():
         return tensor.conj()
     if way == "negative" and tensor.is_complex():
+        # torch negates a NaN in two ways, by its sign bit or by arithmetic, depending on how many there are to negate.
+        parts = torch.view_as_real(tensor)
+        parts[parts.isnan()] = -0.0
         return tensor.conj().imag if tensor.dtype == torch.complex32 else torch._neg_view(tensor)
     if way == "requires grad" and tensor.dtype in (torch.float32, torch.float64, torch.bfloat16):
         return tensor.requires_grad_()
