@@ -5,10 +5,19 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = ("grpcio", "numpy", "protobuf", "torch", "xxhash")
+PACKAGES = (
+    "grpcio",
+    "mooncake-transfer-engine",
+    "mooncake-transfer-engine-cuda13",
+    "mooncake-transfer-engine-non-cuda",
+    "numpy",
+    "protobuf",
+    "torch",
+    "xxhash",
+)
 
 
 def describe() -> dict[str, str]:
@@ -27,8 +36,16 @@ def describe() -> dict[str, str]:
         "memory": f"{memory_bytes / 2**30:.1f} GiB",
         "kernel": platform.release(),
         "python": platform.python_version(),
-        **{package: version(package) for package in PACKAGES},
+        "load": f"{os.getloadavg()[0]:.2f}",
+        **{package: found for package in PACKAGES if (found := _version(package))},
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)

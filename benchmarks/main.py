@@ -1,4 +1,7 @@
-"""The `tq-bench` command."""
+"""The `tq-bench` command.
+
+What a command needs is imported when it runs: each process that it spawns imports this module again.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import claims, machine, run, start, workloads
+from benchmarks import machine
 from tqclient.limits import MIB
 
 # Into a file or a pipe, rich would fold the table to 80 columns.
@@ -31,6 +35,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from benchmarks import workloads
+
     parser = argparse.ArgumentParser(prog="tq-bench", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     parent = argparse.ArgumentParser(add_help=False)
@@ -55,10 +61,20 @@ def _parser() -> argparse.ArgumentParser:
     starts.add_argument("--repeats", type=int, default=5, help="starts of each (default 5)")
     starts.add_argument("--arena", default="1GiB", help="of the storage node (default 1GiB)")
     starts.set_defaults(command=_start)
+
+    paths = commands.add_parser("transport", parents=[parent], help="the same bytes over every path, and over Mooncake")
+    paths.add_argument("paths", nargs="*", metavar="PATH", help="such as memcpy, mooncake, 'raw engine'; all if none")
+    paths.add_argument("--repeats", type=int, default=9, help="rounds that count (default 9)")
+    paths.add_argument("--seed", type=int, default=0)
+    paths.add_argument("--staging", metavar="SIZE", help="TQ_MOONCAKE_STAGING of our client (default: its own)")
+    paths.add_argument("--arena", default="3GiB", help="of the storage node (default 3GiB)")
+    paths.set_defaults(command=_transport)
     return parser
 
 
 def _run(arguments: argparse.Namespace) -> dict[str, Any]:
+    from benchmarks import run, workloads
+
     names = arguments.workloads or list(workloads.WORKLOADS)
     unknown = sorted(set(names) - workloads.WORKLOADS.keys())
     if unknown:
@@ -85,6 +101,8 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _claims(arguments: argparse.Namespace) -> dict[str, Any]:
+    from benchmarks import claims
+
     result = claims.run(waiting=arguments.waiting, calls=arguments.calls)
     table = Table("what", "p50 ms", "p99 ms", "max ms", "count")
     rows = {
@@ -106,12 +124,51 @@ def _claims(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _start(arguments: argparse.Namespace) -> dict[str, Any]:
+    from benchmarks import start
+
     results = start.run(repeats=arguments.repeats, arena=arguments.arena)
     table = Table("daemon", "ms until it serves: median (min–max)", "count")
     for daemon, spread in results.items():
         table.add_row(daemon, str(spread), str(spread.count))
     CONSOLE.print(table)
     return {"start": {daemon: asdict(spread) for daemon, spread in results.items()}}
+
+
+def _transport(arguments: argparse.Namespace) -> dict[str, Any]:
+    from benchmarks import transport
+
+    known = {path.name: path for path in transport.PATHS}
+    names = arguments.paths or list(known)
+    if unknown := sorted(set(names) - known.keys()):
+        raise SystemExit(f"tq-bench: no path {', '.join(unknown)}; there are {', '.join(known)}")
+    result = transport.run(
+        [known[name] for name in names],
+        repeats=arguments.repeats,
+        seed=arguments.seed,
+        arena=arguments.arena,
+        staging=arguments.staging,
+    )
+    table = Table("path", "timed", "ms: median (min–max)", "GB/s", "speed ÷ raw engine")
+    for operation, rows in groupby(result.rows, key=lambda row: row.operation):
+        table.add_row(f"[bold]{operation}")
+        for row in rows:
+            median, least, most = map(_digits, (row.times.median_ms, row.times.min_ms, row.times.max_ms))
+            speed = "" if row.speed is None else f"{row.speed:.2f}"
+            table.add_row(
+                f"  {row.path}", row.timed, f"{median} ({least}–{most})", _digits(row.gigabytes_per_second), speed
+            )
+        table.add_section()
+    CONSOLE.print(table)
+    for name, failure in result.failures.items():
+        CONSOLE.print(f"{name} failed: {failure}")
+    for name, (before, after) in result.registrations.items():
+        CONSOLE.print(f"memory registrations, {name}: {before} before the counted rounds, {after} after")
+    return {"transport": asdict(result)}
+
+
+def _digits(value: float) -> str:
+    """Says a value in three digits, or in as many as it has in front of the point."""
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
 if __name__ == "__main__":

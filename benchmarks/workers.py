@@ -1,21 +1,28 @@
-"""The producer and the consumer process of a run, each driven over a pipe: nothing of one is warm in the other."""
+"""Child processes that are driven over a pipe, and the producer and the consumer of `tq-bench run`.
+
+Nothing of one process is warm in another. What needs torch imports it late: most workers do without.
+"""
 
 from __future__ import annotations
 
 import mmap
 import multiprocessing
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from benchmarks import workloads
 from benchmarks.machine import Usage
 
-Command = tuple[Any, ...]
+ANSWER_SECONDS: Final = 120.0
+"""A worker that does not answer for so long counts as hung."""
+STOP_SECONDS: Final = 10.0
+"""So long may a worker take to end before it is killed."""
 
 
 class Worker:
@@ -24,7 +31,7 @@ class Worker:
     def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=target, args=(theirs, *arguments), daemon=True)
+        self._process = spawn.Process(target=_run, args=(theirs, target, *arguments), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -36,12 +43,24 @@ class Worker:
 
     def call(self, *command: Any) -> Any:
         """Sends a command and returns its answer; an exception of the child is raised here."""
-        self._pipe.send(command)
+        with suppress(OSError):  # it is gone: what it said last tells why
+            self._pipe.send(command)
         return self.receive()
 
     def receive(self) -> Any:
-        """Returns what the child sends next; an exception of the child is raised here."""
-        answer = self._pipe.recv()
+        """Returns what the child sends next; an exception of the child is raised here.
+
+        Raises:
+            RuntimeError: it ended instead.
+            TimeoutError: it said nothing for `ANSWER_SECONDS`.
+        """
+        if not self._pipe.poll(ANSWER_SECONDS):
+            raise TimeoutError(f"process {self.pid} did not answer for {ANSWER_SECONDS:.0f} s")
+        try:
+            answer = self._pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self._process.join(STOP_SECONDS)
+            raise RuntimeError(f"process {self.pid} ended with status {self._process.exitcode}") from None
         if isinstance(answer, BaseException):
             raise answer
         return answer
@@ -51,17 +70,60 @@ class Worker:
         return Usage.of(self.pid)
 
     def stop(self) -> None:
-        """Ends the child."""
-        self._pipe.send(None)
-        self._process.join()
+        """Ends the child, by force when it hangs. Repeatable."""
+        stop_all([self])
+
+    def _ask_to_end(self) -> None:
+        with suppress(OSError):  # it is gone already
+            self._pipe.send(None)
+
+    def _wait_ended(self) -> None:
+        self._process.join(STOP_SECONDS)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
 
 
-def _serve(pipe: Connection, handlers: dict[str, Callable[..., Any]]) -> None:
-    while (command := pipe.recv()) is not None:
+def stop_all(workers: Collection[Worker]) -> None:
+    """Ends workers, all at once."""
+    for worker in workers:
+        worker._ask_to_end()
+    for worker in workers:
+        worker._wait_ended()
+
+
+def _run(pipe: Connection, target: Callable[..., None], *arguments: Any) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        target(pipe, *arguments)
+    except Exception as error:  # raised by the parent's next call
+        with suppress(BrokenPipeError):  # the parent is gone, and nobody asks
+            pipe.send(error)
+
+
+def _end_with_parent() -> None:
+    """Ends a worker whose parent is gone, when it has not ended in an orderly way by itself."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        time.sleep(STOP_SECONDS)
+        os._exit(1)
+
+
+def serve(pipe: Connection, handlers: dict[str, Callable[..., Any]]) -> None:
+    """Carries out commands until the parent has no more of them, or is gone."""
+    while (command := _next(pipe)) is not None:
         try:
             pipe.send(handlers[command[0]](*command[1:]))
         except Exception as error:  # raised again in the parent
             pipe.send(error)
+
+
+def _next(pipe: Connection) -> Any:
+    try:
+        return pipe.recv()
+    except EOFError:
+        return None
 
 
 def copy_time(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> float:
@@ -81,11 +143,13 @@ def copies_time(target: np.ndarray[Any, Any], pieces: list[np.ndarray[Any, Any]]
     return time.perf_counter() - start
 
 
-def _warm_private(size: int) -> np.ndarray[Any, Any]:
+def warm_private(size: int) -> np.ndarray[Any, Any]:
+    """Returns memory of this process whose pages are there, uint8 `[size]`."""
     return np.full(size, 1, dtype=np.uint8)
 
 
-def _warm_shared(size: int) -> np.ndarray[Any, Any]:
+def warm_shared(size: int) -> np.ndarray[Any, Any]:
+    """Returns shared memory whose pages are there, uint8 `[size]`."""
     descriptor = os.memfd_create("tq-bench-floor")
     try:
         os.posix_fallocate(descriptor, 0, size)
@@ -99,10 +163,11 @@ def _warm_shared(size: int) -> np.ndarray[Any, Any]:
 def producer(pipe: Connection, address: str, transport: str, partition: str, workload: str, seed: int) -> None:
     """Puts one workload again and again."""
     import tqclient as tq
+    from benchmarks import workloads
 
     columns = workloads.build(workload, seed)
     size = workloads.size_bytes(columns)
-    source, target, pieces = _warm_private(size), _warm_shared(size), workloads.pieces(columns)
+    source, target, pieces = warm_private(size), warm_shared(size), workloads.pieces(columns)
     with tq.connect(address, transport=transport) as client:
         part = client.create_partition(partition, exist_ok=True)
 
@@ -111,7 +176,7 @@ def producer(pipe: Connection, address: str, transport: str, partition: str, wor
             ids = part.put(columns)
             return time.perf_counter() - start, ids
 
-        _serve(
+        serve(
             pipe,
             {
                 "size": lambda: size,
@@ -127,8 +192,9 @@ def producer(pipe: Connection, address: str, transport: str, partition: str, wor
 def consumer(pipe: Connection, address: str, transport: str, partition: str, size: int) -> None:
     """Gets what the producer put."""
     import tqclient as tq
+    from benchmarks import workloads
 
-    source, target = _warm_shared(size), _warm_private(size)
+    source, target = warm_shared(size), warm_private(size)
     with tq.connect(address, transport=transport) as client:
         part = client.partition(partition)
 
@@ -144,4 +210,4 @@ def consumer(pipe: Connection, address: str, transport: str, partition: str, siz
             batch = part.get(ids)
             return workloads.digest({field: batch.list(field) for field in batch.fields})
 
-        _serve(pipe, {"floor": lambda: copy_time(target, source), "get": get, "digest": digest})
+        serve(pipe, {"floor": lambda: copy_time(target, source), "get": get, "digest": digest})

@@ -86,8 +86,7 @@ class Connection:
         try:
             self.run(close_session(self.state))
         finally:
-            for transport in self.state.take_transports():
-                transport.close()
+            self.state.paths.close()
             for channel in self.channels.take_all():
                 channel.close()
 
@@ -169,7 +168,7 @@ class Client:
             capacity_samples: live samples at most; a put waits while there are more. None: no limit.
             capacity_bytes: of their blocks, such as `64GiB`; a put waits while there are more. None: no limit.
             samples_per_insert: not supported yet.
-            replicas: of each block; only 1 yet.
+            replicas: storage nodes that hold each block, from 1 to 3; a put waits while fewer can be reached.
             max_attempts: deliveries of a sample to one consumer before it is listed as dead.
             lease: seconds that a claim lives without a sign of life from its client.
             metadata: partition-level values to begin with.

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tqclient import limits
 from tqclient.errors import InvalidArgument
 from tqclient.schema import Form
 from tqclient.sizes import size_bytes
@@ -26,7 +27,7 @@ class Policy:
         staleness: what becomes of a sample that lags more: `drop`.
         capacity_samples: live samples at most; None: no limit.
         capacity_bytes: of their blocks at most; None: no limit.
-        replicas: of each block.
+        replicas: storage nodes that hold each block.
         max_attempts: deliveries of a sample to one consumer before it is listed as dead.
         lease: seconds that a claim lives without a sign of life from its client.
     """
@@ -59,8 +60,8 @@ class Policy:
         """
         if samples_per_insert is not None:
             raise InvalidArgument(f"samples_per_insert={samples_per_insert!r} is not supported yet; leave it out")
-        if replicas != 1:
-            raise InvalidArgument(f"replicas={replicas!r} is not supported yet; only 1 is")
+        if isinstance(replicas, bool) or not isinstance(replicas, int) or not 1 <= replicas <= limits.REPLICAS_MAX:
+            raise InvalidArgument(f"replicas={replicas!r}: expected an int from 1 to {limits.REPLICAS_MAX}")
         if staleness != "drop":
             raise InvalidArgument(f"staleness={staleness!r} is not supported yet; only 'drop' is")
         for name, value, least in (
@@ -225,17 +226,19 @@ class PartitionRef:
     Attributes:
         partition_id: of the partition.
         name: for messages.
+        replicas: storage nodes that hold each block.
     """
 
-    def __init__(self, partition_id: int, name: str, fields: Mapping[str, Form]) -> None:
+    def __init__(self, partition_id: int, name: str, fields: Mapping[str, Form], replicas: int = 1) -> None:
         self.partition_id = partition_id
         self.name = name
+        self.replicas = replicas
         self._fields = dict(fields)
 
     @classmethod
     def from_wire(cls, partition: pb.Partition) -> PartitionRef:
         """Reads the controller's description."""
-        ref = cls(partition.partition_id, partition.name, {})
+        ref = cls(partition.partition_id, partition.name, {}, partition.policy.replicas or 1)
         ref.fields_changed(partition.fields)
         return ref
 

@@ -18,6 +18,8 @@ FIELDS_MAX: Final = 1024
 """Fields of a partition."""
 CONSUMERS_MAX: Final = 256
 """Consumers of a partition."""
+REPLICAS_MAX: Final = 3
+"""Storage nodes that hold one block."""
 ROWS_PER_PUT_MAX: Final = 1 << 20
 ROWS_PER_CLAIM_MAX: Final = 1 << 17
 TAGS_BYTES_MAX: Final = 64 * KIB

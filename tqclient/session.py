@@ -67,7 +67,8 @@ class Heartbeat:
                 run_sync(open_paths(state, Deadline(timeout, state.clock)), self._stubs)
             run_sync(release_lost_claims(state), self._stubs)
             state.windows.retire(idle_since=state.clock() - WINDOW_IDLE_SECONDS)
-            run_sync(close_windows(state, state.windows.take_closing(), timeout=period), self._stubs)
+            # A node that does not answer must not cost the session: half a period, once for each.
+            run_sync(close_windows(state, state.windows.take_closing(), timeout=period / 2), self._stubs)
         except TQError as error:
             _log.debug("heartbeat to controller %s failed, the next one follows: %s", state.address, error)
         except Exception:

@@ -9,14 +9,16 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
 from tqclient.directories import DirectoryCache
-from tqclient.errors import InvalidArgument
+from tqclient.errors import InvalidArgument, TQError
 from tqclient.operations.effects import Backoff, Deadline
+from tqclient.paths import Paths
+from tqclient.placement import Placement
 from tqclient.windows import WindowPool
 from tqclient.wire.v1 import common_pb2, controller_pb2
 
@@ -30,6 +32,9 @@ OpenTransport = Callable[[controller_pb2.Node, float], "NodeTransport"]
 """(node, seconds) → the path to it; blocks, and raises TransportUnavailable or Unavailable."""
 Allocate = Callable[[int], "NDArray[np.uint8]"]
 """size in bytes → uint8 [size], 64-byte aligned: where values go that are read."""
+
+USAGE_SECONDS: Final = 5.0
+"""How old the nodes' reported use may be for a client that goes on putting to several of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,7 @@ class ClientState:
         self.client_id = secrets.token_bytes(16)
         self.requests = Requests()
         self.windows = WindowPool(clock)
+        self.paths = Paths(clock)
         self.directories = DirectoryCache()
         self.opening = threading.Lock()
         self.wake = threading.Event()
@@ -122,11 +128,10 @@ class ClientState:
         self._session: Session | None = None
         self._closed = False
         self._nodes: dict[str, controller_pb2.Node] = {}
-        self._transports: dict[str, NodeTransport] = {}
-        self._transport_refusals: dict[str, str] = {}
+        self._placement = Placement(clock, self.rng.random)
+        self._usage_at = clock()
         self._dropped_pins: deque[int] = deque()
         self._pin_numbers = itertools.count(1)
-        self._placed_bytes: dict[str, int] = {}
         self.epoch = 0
         self.topology_version = 0
         self.lease_ms = 0
@@ -201,10 +206,9 @@ class ClientState:
         with self._lock:
             if self._session is session:
                 self._session = None
-            transports = list(self._transports.values())
-        self.windows.forget(session.session)
-        for transport in transports:
-            transport.session_closed(session.session)
+        self.paths.session_ended(session.session)
+        if self.windows.forget(session.session):
+            self.wake.set()  # the heartbeat closes what only this client knows to be safe
 
     def lease_seen(self, lease_ms: int) -> None:
         """Notes a lease that this client has to renew; a shorter one hastens the heartbeat."""
@@ -236,17 +240,24 @@ class ClientState:
             if self._session is session:
                 self._dropped_pins.extend(pins)
 
+    def is_live(self, session: Session) -> bool:
+        """Whether this session is the live one as far as this client knows."""
+        current = self._session
+        return current is not None and current.session == session.session
+
     def nodes_changed(self, nodes: list[controller_pb2.Node], topology_version: int) -> None:
         """Books the storage nodes as the controller described them."""
         with self._lock:
             self._nodes = {node.name: node for node in nodes}
-            self._placed_bytes.clear()
+            self._placement.reported()
+            self._usage_at = self.clock()
             self.topology_version = topology_version
-            known = {node.address: node.arena for node in nodes}
-            gone = [a for a, t in self._transports.items() if known.get(a, t.arena) != t.arena]
-            stale = [self._transports.pop(address) for address in gone]
-        for transport in stale:
-            transport.close()
+        self.paths.nodes_changed(nodes)
+
+    def usage_due(self) -> bool:
+        """Whether the nodes' use should be asked for again: it is what puts are balanced by."""
+        stale = self.clock() - self._usage_at >= USAGE_SECONDS
+        return stale and len(self._nodes) > 1 and self._placement.placed_since_report
 
     @property
     def nodes(self) -> dict[str, controller_pb2.Node]:
@@ -258,51 +269,34 @@ class ClientState:
         return next((node for node in self._nodes.values() if node.arena == arena), None)
 
     def preferred_nodes(self) -> list[controller_pb2.Node]:
-        """Returns the attached nodes in the order in which a put tries them: same host first, then most free bytes."""
-
-        def rank(node: controller_pb2.Node) -> tuple[bool, int]:
-            transport = self._transports.get(node.address)
-            used = node.used_bytes + self._placed_bytes.get(node.name, 0)
-            return (transport is None or not transport.mapped, used - node.capacity_bytes)
-
-        return sorted((node for node in self._nodes.values() if node.attached), key=rank)
+        """Returns the attached nodes in the order in which to try them: same host first, then most free bytes."""
+        with self._lock:
+            return self._placement.order((n for n in self._nodes.values() if n.attached), self.paths.mapped)
 
     def placed(self, node: str, size_bytes: int) -> None:
-        """Notes bytes that were put on a node, until the controller tells its use again."""
+        """Notes bytes that were placed on a node, until the controller tells its use again; negative: given up."""
         with self._lock:
-            self._placed_bytes[node] = self._placed_bytes.get(node, 0) + size_bytes
+            self._placement.placed(node, size_bytes)
 
-    def transport(self, address: str) -> NodeTransport | None:
-        """Returns the open path to a node."""
-        return self._transports.get(address)
-
-    def transport_opened(self, address: str, transport: NodeTransport) -> NodeTransport:
-        """Books a path; returns the one to use, which is another when two threads opened one."""
+    def node_failed(self, node: str) -> None:
+        """Notes that a node did not answer: it is set aside for a while."""
         with self._lock:
-            current = self._transports.setdefault(address, transport)
-            self._transport_refusals.pop(address, None)
-        if current is not transport:
-            transport.close()
-        return current
+            self._placement.failed(node)
 
-    def transport_refused(self, address: str, reason: str) -> None:
-        """Notes why there is no path to a node, for `describe`."""
-        self._transport_refusals[address] = reason
+    def node_answered(self, node: str) -> None:
+        """Notes that a node is well."""
+        if self._placement.suspect(node):
+            with self._lock:
+                self._placement.answered(node)
 
-    def transport_refusal(self, address: str) -> str:
-        """Returns why there is no path to a node; empty when none was tried."""
-        return self._transport_refusals.get(address, "")
+    def node_aside(self, node: str) -> bool:
+        """Whether a node is to be left alone while another will do."""
+        return self._placement.aside(node)
 
-    def drop_transport(self, address: str) -> None:
-        """Closes the path to a node, to be opened anew."""
-        with self._lock:
-            transport = self._transports.pop(address, None)
-        if transport is not None:
-            transport.close()
+    def node_suspect(self, node: str) -> bool:
+        """Whether a node has not answered since it failed."""
+        return self._placement.suspect(node)
 
-    def take_transports(self) -> list[Any]:
-        """Empties the table and returns the paths that were open, to be closed."""
-        with self._lock:
-            transports = list(self._transports.values())
-            self._transports.clear()
-        return transports
+    def nodes_text(self, told: Mapping[str, TQError]) -> str:
+        """Says of each node how many bytes are free on it, and how it refused a call."""
+        return self._placement.to_text(self._nodes, told)

@@ -8,7 +8,7 @@ Nothing here talks to anybody: `take_closing` says what is to be closed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -38,6 +38,8 @@ class Spot:
         arena: its arena's identity.
         incarnation: of the node.
         partition_id: that the samples belong to; segments are cut by partition.
+        mapped: the session writes through a mapping: what was reserved for one way to write is written in no other.
+        segment: the engine that it writes through one-sided; empty when it does not.
     """
 
     session: int
@@ -46,6 +48,8 @@ class Spot:
     arena: int
     incarnation: int
     partition_id: int
+    mapped: bool = False
+    segment: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +76,11 @@ class Window:
     pending: int = 0
     retired: bool = False
     holes: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def one_sided(self) -> bool:
+        """Whether it is written through the node's engine, which takes no notice of the end of a session."""
+        return bool(self.spot.segment)
 
     def cut(self, length: int) -> Cut | None:
         """Takes an extent from a hole or from the rest; None when neither is long enough."""
@@ -146,6 +155,7 @@ class WindowPool:
         self._open: dict[Spot, list[Window]] = {}
         self._ahead: dict[Spot, int] = {}
         self._closing: list[Window] = []
+        self._drifting: list[tuple[Cut, Callable[[], bool]]] = []
 
     def cut(self, spot: Spot, length: int) -> Cut | None:
         """Cuts an extent from a window that was reserved ahead; None when there is none with room."""
@@ -166,10 +176,9 @@ class WindowPool:
 
     def add(self, spot: Spot, granted: storage_pb2.Window, lengths: list[int], *, whole: bool) -> list[Cut]:
         """Takes a window in and cuts the extents that it was reserved for; they fit."""
+        place = granted.offset, granted.length, granted.generation, granted.incarnation
         with self._lock:
-            window = Window(
-                spot, granted.offset, granted.length, granted.generation, granted.incarnation, whole, self._clock()
-            )
+            window = Window(spot, *place, whole, self._clock())
             cuts = [cut for length in lengths if (cut := window.cut(length)) is not None]
             if not whole:
                 siblings = self._open.setdefault(spot, [])
@@ -190,12 +199,23 @@ class WindowPool:
                 if window.retired and window.pending == 0:
                     self._closing.append(window)
 
-    def retire(self, *, partition_id: int | None = None, idle_since: float | None = None) -> None:
-        """Cuts no more from the windows of a partition, or from those last used before `idle_since`; or from any."""
+    def drift(self, cut: Cut, ended: Callable[[], bool]) -> None:
+        """Leaves the end of a put open: it was given up, and a one-sided transfer to the extent may be under way.
+
+        The window is not closed before `ended` says that no byte comes any more, for a node takes the closing as the
+        word for that. The extent was never committed; it may be cut again then.
+        """
+        with self._lock:
+            self._drifting.append((cut, ended))
+
+    def retire(
+        self, *, node: str | None = None, partition_id: int | None = None, idle_since: float | None = None
+    ) -> None:
+        """Cuts no more from the windows on a node, of a partition, or last used before `idle_since`; or from any."""
         with self._lock:
             for windows in list(self._open.values()):
                 for window in list(windows):
-                    mine = partition_id is None or window.spot.partition_id == partition_id
+                    mine = partition_id in (None, window.spot.partition_id) and node in (None, window.spot.node)
                     if mine and (idle_since is None or (window.last_used < idle_since and window.pending == 0)):
                         self._retire(window)
 
@@ -211,13 +231,30 @@ class WindowPool:
     def take_closing(self) -> list[Window]:
         """Returns the windows that are done with; they are the caller's to close."""
         with self._lock:
+            landed = [cut for cut, ended in self._drifting if ended()]
+            self._drifting = [each for each in self._drifting if each[0] not in landed]
+        self.settle(landed, "refused")
+        with self._lock:
             closing, self._closing = self._closing, []
         return closing
 
-    def forget(self, session: int) -> None:
-        """Drops the windows of a session that ended: the nodes take them back by themselves."""
+    def return_closing(self, windows: Iterable[Window]) -> None:
+        """Takes back windows that could not be closed now."""
         with self._lock:
-            for table in (self._open, self._ahead):
-                for spot in [spot for spot in table if spot.session == session]:
-                    table.pop(spot)
-            self._closing = [window for window in self._closing if window.spot.session != session]
+            self._closing.extend(windows)
+
+    def forget(self, session: int) -> bool:
+        """Drops the windows of a session that ended: the nodes take them back by themselves.
+
+        Returns:
+            Whether some are to be closed all the same: a node cannot tell when the transfers of a one-sided writer end.
+            One whose put is under way follows when that has ended.
+        """
+        with self._lock:
+            for spot in [spot for spot in self._open if spot.session == session]:
+                for window in list(self._open[spot]):
+                    self._retire(window)
+            for spot in [spot for spot in self._ahead if spot.session == session]:
+                del self._ahead[spot]
+            self._closing = [each for each in self._closing if each.spot.session != session or each.one_sided]
+            return any(window.spot.session == session for window in self._closing)

@@ -140,6 +140,14 @@ def choice(*values: str) -> Kind[str]:
     return Kind("|".join(values), parse, _quote)
 
 
+def _parse_ports(text: str) -> tuple[int, int]:
+    low, _, high = text.partition("-")
+    if not (low.isdecimal() and high.isdecimal() and 1024 <= int(low) <= int(high) <= 65_535):
+        raise ValueError(f"{text!r} is no range of ports; write 15000-17000, both from 1024 to 65535")
+    return int(low), int(high)
+
+
+PORTS: Final = Kind[tuple[int, int]]("LOW-HIGH", _parse_ports, lambda value: _quote(f"{value[0]}-{value[1]}"))
 LOG_LEVEL: Final = choice("debug", "info", "warning", "error")
 
 

@@ -16,6 +16,7 @@ EXIT_STATUS: Final = 86
 BEFORE_COMMIT: Final = "journal-before-commit"
 AFTER_COMMIT: Final = "journal-after-commit"
 COMMIT: Final = "journal-commit"
+APPLY: Final = "apply"
 AFTER_APPLY: Final = "after-apply"
 SNAPSHOT_BEFORE: Final = "snapshot-before"
 SNAPSHOT_MIDDLE: Final = "snapshot-middle"
@@ -24,12 +25,15 @@ POINTS: Final = (
     BEFORE_COMMIT,
     COMMIT,
     AFTER_COMMIT,
+    APPLY,
     AFTER_APPLY,
     SNAPSHOT_BEFORE,
     SNAPSHOT_MIDDLE,
     SNAPSHOT_AFTER,
 )
 """In the order of a command's life; `journal-commit` stands for the commit itself (an fsync that fails)."""
+REPLAY: Final = "replay"
+"""Passed by a start, for each record that it applies."""
 
 _ERRORS: Final = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
 
@@ -50,8 +54,10 @@ class Failpoints:
         for part in filter(None, spec.split(",")):
             name, _, rest = part.partition(":")
             action, _, nth = rest.partition(":")
-            if name not in POINTS or action not in ("exit", *_ERRORS) or not (nth or "1").isdecimal():
-                raise ValueError(f"failpoint {part!r}: want NAME:ACTION[:NTH], NAME one of {', '.join(POINTS)}")
+            if name not in (*POINTS, REPLAY) or action not in ("exit", *_ERRORS) or not (nth or "1").isdecimal():
+                raise ValueError(
+                    f"failpoint {part!r}: want NAME:ACTION[:NTH], NAME one of {', '.join((*POINTS, REPLAY))}"
+                )
             self._armed[name] = (action, int(nth or 1))
 
     @classmethod

@@ -42,3 +42,33 @@ SESSION_WAIT: Final = 1.0
 """How long Reserve waits for word of a session that the controller has only just opened."""
 LINK_BACKOFF_MAX: Final = 0.5
 """Longest pause between two tries to reach the controller."""
+
+# The transfer engine beside a storage node.
+ENGINE_START: Final = 120.0
+"""Longest start of an engine; over RDMA it pins every page of the arena."""
+ENGINE_BACKOFF_FIRST: Final = 0.1
+ENGINE_BACKOFF_MAX: Final = 10.0
+"""Longest pause between two starts of an engine that keeps failing."""
+ENGINE_STEADY: Final = 10.0
+"""An engine that ran for so long and died is started again at once."""
+ENGINE_POLL: Final = 0.1
+"""Between two looks at how long windows have been quarantined."""
+ENGINE_GONE_WAIT: Final = 5.0
+"""How long a node that starts waits for the engine of its former life to be gone."""
+ENGINE_GONE_POLL: Final = 0.005
+ENGINE_LOG_LINES: Final = 20
+"""Of what an engine wrote, kept to explain its end."""
+ENGINE_LINE_BYTES_MAX: Final = 64 * KIB
+"""Of one line that an engine writes."""
+ENGINE_PORTS: Final = (15_000, 17_000)
+"""What the library draws an engine's two ports from by default."""
+ENGINE_PORTS_MIN: Final = 8
+"""Ports to draw from: two engines run side by side while one replaces the other."""
+SEGMENTS_REMEMBERED_MAX: Final = 64
+"""Engines before the present one whose address a new one may not have: peers would take it for theirs."""
+GATHER_CONNECTIONS_MAX: Final = 256
+"""Connections that gather at one engine; each has a thread."""
+GATHER_ACCEPT_PAUSE: Final = 0.05
+"""After an accept that the kernel had no resources for."""
+QUARANTINE: Final = 30.0
+"""How long bytes that a remote process may still write to stay unused until the engine is replaced."""

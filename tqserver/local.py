@@ -191,6 +191,8 @@ class LocalCluster:
         data_dir: keeps journal, logs and arenas when the cluster stops, so that one that is started later over the same
             directory goes on with them. None: all of them are temporary.
         prefault: whether nodes touch their arena's pages in the background.
+        mooncake: whether nodes run a transfer engine, as `tq-storage --mooncake`: auto, on, rdma or off. They listen on
+            the loopback address, where auto runs none: an engine would be open to other hosts.
         log_level: of the daemons.
         controller_args: further flags of `tq-controller`.
         storage_args: further flags of `tq-storage`.
@@ -206,6 +208,7 @@ class LocalCluster:
         session_lease: float | None = None,
         data_dir: str | os.PathLike[str] | None = None,
         prefault: bool = True,
+        mooncake: str = "auto",
         log_level: str = "info",
         controller_args: Sequence[str] = (),
         storage_args: Sequence[str] = (),
@@ -218,7 +221,12 @@ class LocalCluster:
         self._start_timeout = start_timeout
         lease = [f"--session-lease={session_lease}"] if session_lease is not None else []
         self._controller_args = [*lease, f"--log-level={log_level}", *controller_args]
-        self._storage_args = [f"--prefault={str(prefault).lower()}", f"--log-level={log_level}", *storage_args]
+        self._storage_args = [
+            f"--prefault={str(prefault).lower()}",
+            f"--mooncake={mooncake}",
+            f"--log-level={log_level}",
+            *storage_args,
+        ]
         self._environ = {name: value for name, value in os.environ.items() if not name.startswith("TQ_")}
         root = str(Path(__file__).resolve().parent.parent)
         self._environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))

@@ -25,10 +25,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--arena", required=True)
     parser.add_argument("--listen", required=True)
     parser.add_argument("--data-dir")
+    parser.add_argument("--mooncake", default="auto")
     options = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, _interrupt)
     cluster = LocalCluster(
-        options.storage_nodes, options.arena, data_dir=options.data_dir, controller_args=[f"--listen={options.listen}"]
+        options.storage_nodes,
+        options.arena,
+        data_dir=options.data_dir,
+        mooncake=options.mooncake,
+        controller_args=[f"--listen={options.listen}"],
     )
     try:
         with cluster, contextlib.suppress(KeyboardInterrupt):

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -47,7 +47,9 @@ class Child:
         pid: of the process; also of its group.
     """
 
-    def __init__(self, name: str, command: list[str], directory: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, command: list[str], directory: Path, env: Mapping[str, str], pass_fds: Sequence[int] = ()
+    ) -> None:
         self.name = name
         self._out = directory / f"{name}.out"
         self._err = directory / f"{name}.err"
@@ -60,6 +62,7 @@ class Child:
                 env=dict(env),
                 start_new_session=True,
                 cwd=ROOT,
+                pass_fds=pass_fds,
             )
         self.pid = self._process.pid
 
@@ -167,11 +170,18 @@ class Supervisor:
         script = ["-c", source] if isinstance(source, str) else [str(source)]
         return self.command([sys.executable, "-u", *script, *map(str, args)], name=name, env=env)
 
-    def command(self, command: list[str], *, name: str = "", env: Mapping[str, str] | None = None) -> Child:
-        """Starts any program, likewise."""
+    def command(
+        self,
+        command: list[str],
+        *,
+        name: str = "",
+        env: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> Child:
+        """Starts any program, likewise; it inherits the descriptors `pass_fds`."""
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, "PYTHONPATH": path, **(env or {})}
-        child = Child(name or f"child-{len(self.children)}", command, self._directory, environment)
+        child = Child(name or f"child-{len(self.children)}", command, self._directory, environment, pass_fds)
         self.children.append(child)
         return child
 

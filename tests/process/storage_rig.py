@@ -149,8 +149,12 @@ class Rig(AbstractContextManager["Rig"]):
     def wait_used(self, sealed: int, reserved: int, quarantined: int = 0, timeout: float = 5.0) -> float:
         return wait_for(lambda: self.used() == (sealed, reserved, quarantined), timeout)
 
-    def reserve(self, session: int, length: int, *, partition: int = 1, mapped: bool = False) -> storage_pb2.Window:
-        request = storage_pb2.ReserveRequest(session=session, partition_id=partition, length=length, mapped=mapped)
+    def reserve(
+        self, session: int, length: int, *, partition: int = 1, mapped: bool = False, segment: str = ""
+    ) -> storage_pb2.Window:
+        request = storage_pb2.ReserveRequest(
+            session=session, partition_id=partition, length=length, mapped=mapped, segment=segment
+        )
         return self.call(self.stub.Reserve, request)
 
     def close_window(self, session: int, window: storage_pb2.Window, end: int) -> None:

@@ -423,7 +423,7 @@ def test_many_threads_put_at_once(part: tq.Partition) -> None:
     "arguments",
     [
         {"samples_per_insert": 2},
-        {"replicas": 2},
+        {"replicas": 4},
         {"staleness": "wait"},
         {"capacity_bytes": "many"},
         {"capacity_bytes": 0},

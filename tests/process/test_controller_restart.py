@@ -84,6 +84,54 @@ def test_a_crash_within_a_snapshot_loses_nothing(daemon: Controller, point: str)
     assert [each.name for each in listed] == names
 
 
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_command_that_cannot_be_applied_ends_the_process_and_is_lost_alone(daemon: Controller, noted: bool) -> None:
+    daemon.start()
+    client = daemon.client()
+    client.create("before")
+    daemon.child.kill()
+    # Of the records 1 to 4 (start, session, partition, start), this life writes the last; the next one fails.
+    daemon.start(env={"TQ_FAILPOINT": "apply:EIO:2"})
+    note = daemon.data_dir / f"failed-{5:020d}"
+    if not noted:
+        note.mkdir()  # no file of that name can be written
+    request = pb.CreatePartitionRequest(mutation=client.mutation(), name="retried")
+    with pytest.raises(errors.Unavailable):
+        client.call("CreatePartition", request, timeout=5)
+    assert daemon.child.wait(timeout=5) == 5
+    if noted:
+        assert "failpoint apply" in note.read_text()
+    else:
+        note.rmdir()
+        assert daemon.spawn(env={"TQ_FAILPOINT": "replay:EIO:5"}).wait(timeout=10) == 1
+        assert "record 5 cannot be applied" in daemon.child.stderr
+        daemon.start("--accept-data-loss", env={"TQ_FAILPOINT": "replay:EIO:5"})
+        daemon.child.kill()
+    daemon.start()
+    created = client.call("CreatePartition", request).partition
+    assert created.partition_id == 2  # the try that failed took no number
+    daemon.child.kill()
+    daemon.start()
+    assert client.call("CreatePartition", request).partition == created
+    listed = client.call("ListPartitions", pb.ListPartitionsRequest()).partitions
+    assert [each.name for each in listed] == ["before", "retried"]
+
+
+def test_an_acknowledged_record_that_cannot_be_replayed_is_never_dropped_in_silence(daemon: Controller) -> None:
+    daemon.start()
+    client = daemon.client()
+    for name in ("first", "second"):
+        client.create(name)
+    daemon.child.kill()
+    for _ in range(2):  # refusing changes nothing
+        assert daemon.spawn(env={"TQ_FAILPOINT": "replay:EIO:3"}).wait(timeout=10) == 1
+        assert "record 3 cannot be applied" in daemon.child.stderr
+        assert "--accept-data-loss" in daemon.child.stderr
+    daemon.start()
+    listed = client.call("ListPartitions", pb.ListPartitionsRequest()).partitions
+    assert [each.name for each in listed] == ["first", "second"]
+
+
 def test_an_fsync_that_fails_ends_the_process_within_a_second_and_nothing_is_answered(daemon: Controller) -> None:
     daemon.start(env={"TQ_FAILPOINT": "journal-commit:EIO:3"})  # after the start's and the session's
     client = daemon.client()

@@ -90,6 +90,36 @@ def test_repeats_of_a_waiting_claim_share_one_grant(client: Client, controller: 
     assert client.counts(part) == {"pending": 0, "ready": 1, "leased": 1, "consumed": 0, "dropped": 0}
 
 
+def test_a_large_claim_gathers_its_batch_while_small_ones_keep_coming(client: Client) -> None:
+    part = client.create()
+    large = client.stub.Claim.future(client.claim_request(part, 8, wait_ms=10_000), timeout=15)
+    wait_until(lambda: waiting(client) == 1, timeout=5, what="the large claim waits")
+    small = []
+    for number in range(10):
+        small.append(client.stub.Claim.future(client.claim_request(part, 1, wait_ms=10_000), timeout=15))
+        wait_until(lambda count=number + 2: waiting(client) == count, timeout=5, what="the small claim waits")
+        if number < 7:
+            client.commit(part, 1)
+    ids = client.commit(part, 11)
+    first = ids[0] - 7  # the samples of one partition that nobody else puts to
+    assert ids_of(large.result().rows.ids) == list(range(first, first + 8))
+    assert [ids_of(call.result().rows.ids) for call in small] == [[id_] for id_ in range(first + 8, first + 18)]
+
+
+def test_a_claim_whose_session_ends_holds_up_nobody(client: Client, controller: Controller) -> None:
+    part = client.create()
+    client.commit(part, 1)
+    gone = controller.client()
+    large = gone.stub.Claim.future(gone.claim_request(part, 8, wait_ms=60_000), timeout=60)
+    wait_until(lambda: waiting(client) == 1, timeout=5, what="the large claim waits")
+    small = client.stub.Claim.future(client.claim_request(part, 1, wait_ms=5_000), timeout=10)
+    wait_until(lambda: waiting(client) == 2, timeout=5, what="the small claim waits behind it")
+    gone.call("CloseSession", pb.CloseSessionRequest(mutation=gone.mutation()))
+    assert len(ids_of(small.result().rows.ids)) == 1
+    with pytest.raises(grpc.RpcError, match="has ended"):
+        large.result()
+
+
 def test_a_put_waits_for_room_and_gives_up_in_time(client: Client) -> None:
     part = client.create(capacity_samples=2)
     ids = pack_array(client.commit(part, 2), I64)

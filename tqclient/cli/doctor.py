@@ -18,6 +18,7 @@ from rich.console import Group
 from rich.text import Text
 
 from tqclient.cli.connection import connect, controller_address
+from tqclient.cli.prove import library_text, proof_of
 from tqclient.cli.report import Report, size_text, table
 from tqclient.errors import TQError
 from tqclient.info import ClusterInfo
@@ -59,6 +60,11 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     doctor.add_argument(
         "--write", action="store_true", help="also put 1 MiB over each path, read it back, and remove it"
     )
+    doctor.add_argument(
+        "--rdma",
+        action="store_true",
+        help="prove that RDMA works: between two engines here and, with --controller, to every node; fails otherwise",
+    )
     doctor.set_defaults(run=lambda arguments: report_of(examine(arguments)))
 
 
@@ -77,7 +83,11 @@ def report_of(findings: list[Finding]) -> Report:
 
 def examine(arguments: argparse.Namespace) -> list[Finding]:
     """Looks at this machine, then at the controller, then at every path to every storage node."""
-    findings = [_versions(), _shared_memory()]
+    findings = [_versions(), _shared_memory(), _library()]
+    if arguments.rdma:
+        findings += _rdma_findings(arguments)
+        if not _names_controller(arguments):
+            return findings
     address = controller_address(arguments)
     try:
         with connect(arguments) as client:
@@ -92,7 +102,9 @@ def examine(arguments: argparse.Namespace) -> list[Finding]:
     detail = f"answered in {elapsed_ms:.0f} ms; start {cluster.epoch}, {cluster.sessions} sessions"
     findings.append(Finding(f"controller {address}", "ok", detail))
     findings += node_findings(cluster)
-    return findings + [finding for name in _transports() for finding in _path_findings(arguments, name)]
+    return findings + [
+        finding for name in _transports() for finding in _path_findings(arguments, name, write=arguments.write)
+    ]
 
 
 def node_findings(cluster: ClusterInfo) -> list[Finding]:
@@ -120,20 +132,45 @@ def _transports() -> list[str]:
     return list(OPENERS)
 
 
-def _path_findings(arguments: argparse.Namespace, transport: str) -> list[Finding]:
+def _path_findings(
+    arguments: argparse.Namespace, transport: str, *, otherwise: Verdict = "note", write: bool = False
+) -> list[Finding]:
     """Requires one transport for every node; a path that is not to be had is a note, as another one may serve."""
+    from tqclient.transport.select import ALIASES
+
     subject = f"transport {transport}"
+    name = ALIASES.get(transport, transport)
     try:
         with connect(arguments, transport=transport) as client:
             nodes = [node for node in client.describe().nodes if node.attached]
             findings = [
-                Finding(f"{subject} to {node.name}", "ok" if node.transport == transport else "note", node.reason)
+                Finding(f"{subject} to {node.name}", "ok" if node.transport == name else otherwise, node.reason)
                 for node in nodes
             ]
-            if arguments.write and any(node.transport == transport for node in nodes):
+            if write and any(node.transport == name for node in nodes):
                 findings.append(_round_trip(client, subject))
     except TQError as error:
-        return [Finding(subject, "note", str(error))]
+        return [Finding(subject, otherwise, str(error))]
+    return findings
+
+
+def _names_controller(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.controller or os.environ.get("TQ_CONTROLLER"))
+
+
+def _library() -> Finding:
+    try:
+        return Finding("mooncake library", "ok", library_text())
+    except TQError as error:
+        return Finding("mooncake library", "note", error.message)
+
+
+def _rdma_findings(arguments: argparse.Namespace) -> list[Finding]:
+    """Proves RDMA between two engines of this process, then to each node of the controller, if one was named."""
+    proved, detail = proof_of()
+    findings = [Finding("RDMA here", "ok" if proved else "bad", detail)]
+    if _names_controller(arguments):
+        findings += _path_findings(arguments, "rdma", otherwise="bad", write=True)
     return findings
 
 

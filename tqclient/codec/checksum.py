@@ -87,3 +87,23 @@ def first_mismatch(data: NDArray[np.uint8], unit: int, expected: NDArray[np.uint
             return index
         position += unit
     return None
+
+
+def first_mismatch_at(
+    data: NDArray[np.uint8], positions: NDArray[np.int64], lengths: NDArray[np.int64], expected: NDArray[np.uint64]
+) -> int | None:
+    """Compares units that lie anywhere in `data` with their checksums.
+
+    Args:
+        data: uint8.
+        positions: int64, where each unit begins.
+        lengths: int64, bytes of each.
+        expected: uint64, the checksum of each.
+
+    Returns:
+        The index of the first unit that differs, or None.
+    """
+    ends = (positions + lengths).tolist()
+    digests = [_digest(data[start:stop]) for start, stop in zip(positions.tolist(), ends, strict=True)]
+    different = np.flatnonzero(np.array(digests, np.uint64) != expected)
+    return int(different[0]) if different.size else None

@@ -26,11 +26,14 @@ class Part:
         rows: int64; any order, repeats allowed.
         fetch: (offset, length) within the block → uint8 [length]. It is asked only for bytes within
             `layout.ranges(field, rows)`.
+        owned_bytes: of the memory that `fetch` gives views of, where that is private to the reader: then a copy is
+            made only where a view would keep much more alive than it shows. 0: it is not.
     """
 
     layout: Layout
     rows: NDArray[np.int64]
     fetch: Fetch
+    owned_bytes: int = 0
 
 
 def read_column(
@@ -83,7 +86,7 @@ def _groups(field: str, parts: Sequence[Part]) -> list[Group]:
         check_rows(rows, part.layout.rows)
         sizes = counts[indices]
         at = np.arange(len(rows)) + np.repeat(starts[indices] - (np.cumsum(sizes) - sizes), sizes)
-        groups.append(Group(part.layout.node(field), part.fetch, rows, at))
+        groups.append(Group(part.layout.node(field), part.fetch, rows, at, part.owned_bytes))
     return groups
 
 

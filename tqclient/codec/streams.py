@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.codec import parallel
-from tqclient.codec.checksum import PIECE_BYTES, first_mismatch, unit_count
+from tqclient.codec.checksum import PIECE_BYTES, first_mismatch, first_mismatch_at, unit_count
 from tqclient.codec.directory import Node, Stream
 from tqclient.errors import CorruptBlock
 from tqclient.limits import KIB
@@ -28,6 +28,8 @@ Allocate = Callable[[int], NDArray[np.uint8]]
 
 _DIRECT_BYTES_MIN: Final = 128 * KIB
 """From here on a run is worth its own copy; smaller ones share a pass over the scratch buffer."""
+_KEPT_MAX: Final = 2
+"""Rows that were fetched into the reader's own memory stay there when that is at most so many times as large."""
 _GATHER_BYTES_MAX: Final = 128
 """Below this mean size, moving pieces by an index array is faster than one slice assignment each."""
 
@@ -41,12 +43,14 @@ class Group:
         fetch: reads the block.
         rows: int64, within the block.
         at: int64 [len(rows)]: the place of each in delivery order.
+        owned_bytes: as in `Part`.
     """
 
     node: Node
     fetch: Fetch
     rows: NDArray[np.int64]
     at: NDArray[np.int64]
+    owned_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ class Rows:
     Attributes:
         data: uint8; of a view, bytes of the block itself.
         bounds: int64 [rows + 1], bytes.
-        is_view: whether `data` belongs to the block.
+        is_view: whether `data` belongs to the block: not when it was fetched into memory of the reader's own.
     """
 
     data: NDArray[np.uint8]
@@ -97,11 +101,12 @@ def read_rows(groups: Sequence[Group], index: int, reading: Reading, *, view: bo
         lengths[group.at] = stops - starts
     bounds = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=bounds[1:])
-    if view and len(groups) == 1:
+    keeps_little = int(bounds[-1]) * _KEPT_MAX >= groups[0].owned_bytes > 0
+    if (view or keeps_little) and len(groups) == 1:
         starts, stops = spans[0]
         if np.array_equal(starts[1:], stops[:-1]) and bounds[-1]:
             data = _view(groups[0], index, int(starts[0]), int(stops[-1]), reading)
-            return Rows(data, bounds, is_view=True)
+            return Rows(data, bounds, is_view=not groups[0].owned_bytes)
     target = reading.allocate(int(bounds[-1]))
     for group, (starts, stops) in zip(groups, spans, strict=True):
         _Copy(group, index, reading, target).run(starts, stops, bounds[group.at])
@@ -115,19 +120,29 @@ def _view(group: Group, index: int, start: int, stop: int, reading: Reading) -> 
     base = first * stream.unit
     units = group.fetch(stream.offset + base, min(last * stream.unit, stream.length) - base)
     if reading.verify:
-        _check(group, stream, reading, units, first, last)
+        step = parallel.TASK_BYTES // stream.unit
+
+        def check(unit: int) -> None:
+            piece = units[(unit - first) * stream.unit : (unit - first + step) * stream.unit]
+            _check(group, stream, reading, piece, unit, min(unit + step, last))
+
+        parallel.run([partial(check, unit) for unit in range(first, last, step)], units.size)
     return units[start - base : stop - base]
 
 
 def _check(group: Group, stream: Stream, reading: Reading, units: NDArray[np.uint8], first: int, last: int) -> None:
     bad = first_mismatch(units, stream.unit, stream.checksums[first:last])
-    if bad is None:
-        return
-    start = (first + bad) * stream.unit
+    if bad is not None:
+        raise _damage(group, stream, reading, first + bad)
+
+
+def _damage(group: Group, stream: Stream, reading: Reading, unit: int) -> CorruptBlock:
+    """Names the first wanted row that a damaged unit holds bytes of."""
+    start = unit * stream.unit
     starts, stops = stream.extents(group.rows)
     touched = np.flatnonzero((starts < start + stream.unit) & (stops > start))
     row = int(group.rows[touched[0]]) if touched.size else -1
-    raise CorruptBlock(
+    return CorruptBlock(
         f"field {reading.path!r}, row {row} of its block: bytes from {start} on fail their checksum",
         rows=[int(place) for place in group.at[touched[:1]]],
     )
@@ -162,10 +177,14 @@ class _Copy:
         for run in np.flatnonzero(direct).tolist():
             start = int(whole[run])
             self._copy_units(start, int(whole_stop[run]), int(at[run]) + start - int(starts[run]))
-        # What is left: the small runs, and heads and tails of the large ones.
-        begin = np.concatenate((starts[~direct], starts[direct], whole_stop[direct]))
-        end = np.concatenate((stops[~direct], whole[direct], stops[direct]))
-        place = np.concatenate((at[~direct], at[direct], (at + whole_stop - starts)[direct]))
+        exact = ~direct & (whole == starts) & (whole_stop == stops)
+        if exact.any():
+            self._copy_exact(starts[exact], stops[exact], at[exact])
+        # What is left: the other small runs, and heads and tails of the large ones.
+        small = ~direct & ~exact
+        begin = np.concatenate((starts[small], starts[direct], whole_stop[direct]))
+        end = np.concatenate((stops[small], whole[direct], stops[direct]))
+        place = np.concatenate((at[small], at[direct], (at + whole_stop - starts)[direct]))
         left = begin < end
         if left.any():
             self._copy_parts(*_split(begin[left], end[left], place[left], unit))
@@ -185,6 +204,22 @@ class _Copy:
                     _check(self._group, stream, self._reading, copied, unit, unit + unit_count(piece.size, stream.unit))
 
         parallel.run([partial(copy, first) for first in range(0, stop - start, parallel.TASK_BYTES)], stop - start)
+
+    def _copy_exact(self, begin: NDArray[np.int64], end: NDArray[np.int64], at: NDArray[np.int64]) -> None:
+        """Runs of whole units, each too small for a copy of its own: straight to the target, and hashed there."""
+        stream, fetch, target = self._stream, self._group.fetch, self._target
+        batches = (np.cumsum(end - begin) - 1) // PIECE_BYTES  # hashed while they are in the cache
+        first = np.concatenate(([0], np.flatnonzero(np.diff(batches)) + 1))
+        for low, high in zip(first.tolist(), [*first[1:].tolist(), len(begin)], strict=True):
+            runs = slice(low, high)
+            for start, stop, place in zip(begin[runs].tolist(), end[runs].tolist(), at[runs].tolist(), strict=True):
+                target[place : place + stop - start] = fetch(stream.offset + start, stop - start)
+            if self._reading.verify:
+                starts, stops, places = _split(begin[runs], end[runs], at[runs], stream.unit)
+                units = starts // stream.unit
+                bad = first_mismatch_at(target, places, stops - starts, stream.checksums[units])
+                if bad is not None:
+                    raise _damage(self._group, stream, self._reading, int(units[bad]))
 
     def _copy_parts(self, begin: NDArray[np.int64], end: NDArray[np.int64], at: NDArray[np.int64]) -> None:
         """Spans within one unit each: their units go through a scratch buffer, every unit once."""

@@ -13,8 +13,9 @@ from tqclient.arguments import name_of, names_of, row_ids
 from tqclient.errors import ClaimTimeout, CorruptBlock, InvalidArgument, LeaseExpired, TQError
 from tqclient.info import PartitionRef
 from tqclient.operations.effects import CONTROLLER, UNKNOWN_OUTCOME, Deadline, Operation, call
-from tqclient.operations.read import Delivery, ExtentGone, Holdings, fetch
-from tqclient.operations.sessions import in_session, mutate
+from tqclient.operations.read import Delivery, Holdings, fetch
+from tqclient.operations.replicas import ExtentGone
+from tqclient.operations.sessions import in_session, mutate, refresh_nodes
 from tqclient.rows import RowSet
 from tqclient.samplers import Fifo, Sampler, to_wire
 from tqclient.state import ClientState, LostClaim, Session
@@ -105,7 +106,19 @@ def claim(
         batch_size=_checked_batch_size(batch_size),
         sampler=to_wire(consumer.sampler),
     )
-    session, reply = yield from _granted(state, request, deadline)
+    while True:
+        session, reply = yield from _granted(state, request, deadline)
+        try:
+            return (yield from _read_claimed(state, consumer, session, reply, copy, deadline))
+        except LeaseExpired:
+            # The claim ended with its session while it was read; its samples are delivered again, perhaps to us.
+            if state.is_live(session) or deadline.wait_ms() == 0:
+                raise
+
+
+def _read_claimed(
+    state: ClientState, consumer: ConsumerRef, session: Session, reply: pb.ClaimReply, copy: bool, deadline: Deadline
+) -> Operation[tuple[ClaimHandle, Delivery]]:
     state.lease_seen(reply.lease_ms)
     consumer.partition.fields_changed(reply.fields)
     where = f"partition {consumer.partition.name!r}, consumer {consumer.name!r}"
@@ -185,7 +198,7 @@ def _fetch_twice(
     try:
         return (yield from fetch(state, ref, rows, session, copy, holdings, deadline))
     except (CorruptBlock, ExtentGone):
-        pass
+        yield from refresh_nodes(state, deadline)  # it may have been lost with its node, too
     try:
         return (yield from fetch(state, ref, rows, session, copy, holdings, deadline))
     except ExtentGone as error:

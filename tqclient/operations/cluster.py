@@ -41,7 +41,7 @@ def _try_path(state: ClientState, node: pb.Node, deadline: Deadline, required: b
         if required:
             raise
     except Unavailable as error:
-        state.transport_refused(node.address, error.message)  # it may come back: a put tries again
+        state.paths.refused(node, error.message)  # it may come back: a put tries again
 
 
 def describe(state: ClientState, timeout: float | None = None) -> Operation[ClusterInfo]:
@@ -57,7 +57,7 @@ def describe(state: ClientState, timeout: float | None = None) -> Operation[Clus
 
 
 def _node_info(state: ClientState, node: pb.Node) -> NodeInfo:
-    transport = state.transport(node.address)
+    transport = state.paths.get(node)
     return NodeInfo(
         node.name,
         node.address,
@@ -65,5 +65,5 @@ def _node_info(state: ClientState, node: pb.Node) -> NodeInfo:
         node.capacity_bytes,
         node.used_bytes,
         transport.name if transport else "",
-        transport.reason if transport else state.transport_refusal(node.address) or "the node is not attached",
+        transport.reason if transport else state.paths.refusal(node) or "the node is not attached",
     )

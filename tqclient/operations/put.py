@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +19,7 @@ from tqclient.info import PartitionRef
 from tqclient.limits import MIB
 from tqclient.operations.compare import equal_rows
 from tqclient.operations.effects import CONTROLLER, UNKNOWN_OUTCOME, Deadline, Operation, Work, call, pause
-from tqclient.operations.nodes import Placed, reserve
+from tqclient.operations.nodes import Placed, Target, give_up, patience, reserve
 from tqclient.operations.sessions import in_session, refresh_nodes, session_is_live
 from tqclient.schema import Form, join
 from tqclient.state import ClientState, Session
@@ -28,7 +30,50 @@ from tqclient.wire.v1 import controller_pb2 as pb
 BLOCK_BYTES: Final = 1024 * MIB
 """A larger put becomes several blocks. One put in one block can be read as views."""
 BLOCK_BYTES_APART: Final = 64 * MIB
-"""The same where no node has room for the whole put in one piece: a segment of an arena each."""
+BLOCK_BYTES_SMALL: Final = 8 * MIB
+"""The same where no node has room for the whole put in one piece: a segment of an arena each, or less."""
+
+
+class Blocks:
+    """The rows of a put cut into blocks: into few large ones, or into small ones that find room more easily.
+
+    Args:
+        plan: of all rows.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        """Cuts nothing yet.
+
+        Raises:
+            InvalidArgument: there would be too many blocks.
+        """
+        self._plan = plan
+        # Blocks are not filled to the brim: as a bound, they may all be half full.
+        blocks_max = limits.BLOCKS_PER_PUT_MAX // 2
+        self._sizes = [
+            size
+            for size in (BLOCK_BYTES, BLOCK_BYTES_APART, BLOCK_BYTES_SMALL)
+            if plan.size_bytes // size <= blocks_max
+        ]
+        if not self._sizes:
+            raise InvalidArgument(
+                f"a put of {plan.size_bytes} bytes is more than {limits.BLOCKS_PER_PUT_MAX} blocks; put less at once"
+            )
+        self._ways: dict[int, list[Plan]] = {}
+
+    def way(self, way: int) -> list[Plan]:
+        """Returns the blocks by one of the ways to cut them."""
+        if way not in self._ways:
+            self._ways[way] = self._plan.split(self._sizes[way])
+        return self._ways[way]
+
+    @property
+    def lengths(self) -> list[Callable[[], list[int]]]:
+        """For each way, what returns the lengths of its blocks."""
+        return [partial(self._lengths, way) for way in range(len(self._sizes))]
+
+    def _lengths(self, way: int) -> list[int]:
+        return [block.size_bytes for block in self.way(way)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +82,12 @@ class Prepared:
 
     Attributes:
         plan: of all rows.
-        ways: the same rows cut into blocks, in few large ones and in small ones.
+        blocks: the same rows cut into blocks.
         request: the commit, without mutation and blocks.
     """
 
     plan: Plan
-    ways: Sequence[Sequence[Plan]]
+    blocks: Blocks
     request: pb.CommitRequest
 
 
@@ -74,7 +119,7 @@ def put(
 
 
 class _Displaced(Exception):
-    """The bytes could not be brought in place; the session is alive, so another place will do."""
+    """The bytes could not be brought or left in place; the session is alive, so another place will do."""
 
     def __init__(self, cause: TQError) -> None:
         super().__init__(str(cause))
@@ -96,10 +141,7 @@ def prepare(ref: PartitionRef, values: Any, arguments: RowArguments) -> Prepared
     request.fields.extend(pb.Field(name=name, form=form.to_bytes()) for name, form in plan.forms.items())
     if plan.rows == 0:
         return None
-    ways = [plan.split(BLOCK_BYTES), plan.split(BLOCK_BYTES_APART)]
-    if (count := len(ways[-1])) > limits.BLOCKS_PER_PUT_MAX:
-        raise InvalidArgument(f"{count} blocks in one put, at most {limits.BLOCKS_PER_PUT_MAX}; put less at once")
-    return Prepared(plan, ways, request)
+    return Prepared(plan, Blocks(plan), request)
 
 
 def _check_fields(ref: PartitionRef, forms: Mapping[str, Form]) -> None:
@@ -114,69 +156,148 @@ def _put_once(
     state: ClientState, ref: PartitionRef, prepared: Prepared, session: Session, number: int, deadline: Deadline
 ) -> Operation[pb.CommitReply]:
     """Places, writes and commits under one session."""
-    ways = [[block.size_bytes for block in blocks] for blocks in prepared.ways]
-    placed = yield from reserve(state, session, ref.partition_id, ways, deadline)
-    blocks = prepared.ways[placed.way]
-    fate: Fate = "unknown"
+    lengths = prepared.blocks.lengths
+    placed = yield from reserve(state, session, ref.partition_id, ref.replicas, lengths, deadline)
+    blocks = prepared.blocks.way(placed.way)
+    underway: list[Target] = []
+    fate: Fate = "refused"  # what was not committed is not
     try:
+        directories = yield from _write(state, blocks, placed, session, underway, deadline)
+        fate = "unknown"
+        request = _commit_request(state, prepared, placed, directories, session, number)
         try:
-            directories = yield from _write(state, blocks, placed, session, deadline)
-            reply = yield from _commit(state, ref, prepared, placed, directories, session, number, deadline)
-            fate = "committed"
-            return reply
-        except (*UNKNOWN_OUTCOME, _Displaced):
-            raise  # nobody knows what became of the bytes
-        except TQError:
-            fate = "refused"
-            raise
+            reply = yield from _commit(state, ref, prepared, request, deadline)
+        except LeaseExpired as error:
+            if not (yield from session_is_live(state, session.session, deadline)):
+                raise
+            # A node is away, or has lost its arena. An earlier try may be under way still: its bytes stay as they are.
+            raise _Displaced(Unavailable(error.message)) from None
+        fate = "committed"
+        return reply
+    except UNKNOWN_OUTCOME:
+        raise  # nobody knows what became of the bytes
+    except TQError:
+        fate = "refused"
+        raise
     finally:
-        state.windows.settle(placed.cuts, fate)
-        state.placed(placed.cuts[0].window.spot.node, sum(ways[placed.way]))
-        if placed.cuts[0].window.whole:
-            state.wake.set()  # the heartbeat closes it; a put that is done need not wait for that
+        _settle(state, placed, fate, underway)
+
+
+def _settle(state: ClientState, placed: Placed, fate: Fate, underway: Sequence[Target]) -> None:
+    """Books what became of the room; `underway` are replicas that were not seen to be written to the end."""
+    settled = [target for target in placed.all() if target not in underway]
+    for target in underway:
+        if target.cut.window.one_sided:
+            state.windows.drift(target.cut, lambda transport=target.transport: transport.quiet)  # type: ignore[misc]
+        else:
+            state.windows.settle([target.cut], "unknown")
+    if fate == "refused":
+        give_up(state, settled)
+    else:
+        state.windows.settle([target.cut for target in settled], fate)
+    if any(target.cut.window.whole for target in placed.all()):
+        state.wake.set()  # the heartbeat closes it; a put that is done need not wait for that
+
+
+class _WriteFailed(Exception):
+    """One replica could not be written."""
+
+    def __init__(self, target: Target, error: TQError) -> None:
+        super().__init__(str(error))
+        self.target = target
+        self.error = error
 
 
 def _write(
-    state: ClientState, blocks: Sequence[Plan], placed: Placed, session: Session, deadline: Deadline
+    state: ClientState,
+    blocks: Sequence[Plan],
+    placed: Placed,
+    session: Session,
+    underway: list[Target],
+    deadline: Deadline,
 ) -> Operation[list[bytes]]:
     def write_all() -> list[bytes]:
-        directories = []
-        for block, cut in zip(blocks, placed.cuts, strict=True):
-            with placed.transport.write(cut.place(), session=session.session, timeout=deadline.remaining()) as target:
-                directories.append(block.write(target))
-        return directories
+        return [
+            _write_block(state, block, targets, session, underway, deadline)
+            for block, targets in zip(blocks, placed.targets, strict=True)
+        ]
 
     try:
         written: list[bytes] = yield Work(write_all)
         return written
-    except LeaseExpired as error:
-        if not (yield from session_is_live(state, session.session, deadline)):
-            raise
-        state.windows.retire()  # the session lives, so it is the node that has lost its windows
-        raise _Displaced(error) from None
-    except Unavailable as error:
-        state.windows.retire()
-        raise _Displaced(error) from None
+    except _WriteFailed as failed:
+        error, node = failed.error, failed.target.cut.window.spot.node
+    if isinstance(error, Unavailable):
+        state.node_failed(node)
+    elif not isinstance(error, LeaseExpired) or not (yield from session_is_live(state, session.session, deadline)):
+        raise error
+    state.windows.retire(node=node)  # the session lives: it is the node that is away, or has lost its windows
+    raise _Displaced(error)
 
 
-def _commit(
+def _write_block(
     state: ClientState,
-    ref: PartitionRef,
+    block: Plan,
+    targets: Sequence[Target],
+    session: Session,
+    underway: list[Target],
+    deadline: Deadline,
+) -> bytes:
+    """Encodes a block into one replica's place, and copies it to the others' from there."""
+    with ExitStack() as stack:
+        # In one order in all threads: a path may have little memory to write from, and two puts that each hold some
+        # of it must not wait for each other.
+        places = [
+            stack.enter_context(_writing(state, target, session, underway, deadline))
+            for target in sorted(targets, key=lambda target: target.transport.arena)
+        ]
+        directory = block.write(places[0])
+        for place in places[1:]:
+            np.copyto(place, places[0])
+    return directory
+
+
+@contextmanager
+def _writing(
+    state: ClientState, target: Target, session: Session, underway: list[Target], deadline: Deadline
+) -> Iterator[NDArray[np.uint8]]:
+    cut = target.cut
+    timeout = patience(state, cut.window.spot.node, deadline, cut.length)
+    underway.append(target)
+    try:
+        with target.transport.write(cut.place(), session=session.session, timeout=timeout) as place:
+            yield place
+    except TQError as error:
+        raise _WriteFailed(target, error) from None
+    except _WriteFailed:  # another replica's; this one was not sent
+        if not cut.window.one_sided:
+            underway.remove(target)
+        raise
+    underway.remove(target)
+
+
+def _commit_request(
+    state: ClientState,
     prepared: Prepared,
     placed: Placed,
     directories: Sequence[bytes],
     session: Session,
     number: int,
-    deadline: Deadline,
-) -> Operation[pb.CommitReply]:
-    """Commits; keys that exist already with the same bytes are passed over, a batch of error rows at a time."""
+) -> pb.CommitRequest:
     request = pb.CommitRequest()
     request.CopyFrom(prepared.request)
     request.mutation.CopyFrom(state.mutation(number, session))
     request.blocks.extend(
-        pb.BlockWrite(extents=[cut.extent()], directory=directory, rows=block.rows)
-        for block, cut, directory in zip(prepared.ways[placed.way], placed.cuts, directories, strict=True)
+        pb.BlockWrite(extents=[target.cut.extent() for target in targets], directory=directory, rows=block.rows)
+        for block, targets, directory in zip(prepared.blocks.way(placed.way), placed.targets, directories, strict=True)
     )
+    return request
+
+
+def _commit(
+    state: ClientState, ref: PartitionRef, prepared: Prepared, request: pb.CommitRequest, deadline: Deadline
+) -> Operation[pb.CommitReply]:
+    """Commits; keys that exist already with the same bytes are passed over, a batch of error rows at a time."""
 
     def renew_wait() -> None:
         request.wait_ms = deadline.wait_ms()

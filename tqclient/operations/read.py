@@ -11,16 +11,15 @@ from numpy.typing import NDArray
 
 from tqclient.arguments import names_of, pack_lookup_keys, row_ids
 from tqclient.codec import Column, Layout, Part, read_column
-from tqclient.errors import CorruptBlock, InvalidArgument, SampleNotFound, TQError, TransportUnavailable, Unavailable
+from tqclient.errors import CorruptBlock, InvalidArgument, LeaseExpired, SampleNotFound, TQError, Unavailable
 from tqclient.info import PartitionRef
 from tqclient.operations.effects import CONTROLLER, Deadline, Operation, Work, call, pause
-from tqclient.operations.nodes import open_path
+from tqclient.operations.replicas import ExtentGone, Path, ReplicaFailed, Replicas
 from tqclient.operations.sessions import in_session, refresh_nodes
 from tqclient.rows import RowSet, Run
 from tqclient.state import ClientState, Session
-from tqclient.transport.base import Fetched, NodeTransport
+from tqclient.transport.base import Fetched
 from tqclient.wire.packing import I64, U64, pack_array, unpack_blobs
-from tqclient.wire.v1 import common_pb2
 from tqclient.wire.v1 import controller_pb2 as pb
 
 
@@ -98,15 +97,12 @@ def get(
     try:
         return (yield from in_session(state, deadline, attempt))
     except (CorruptBlock, ExtentGone):
-        pass  # freed under a slow reader, or damaged: the controller knows which, so ask it once more
+        # Freed under a slow reader, or damaged, or lost with its node: the controller knows which, so ask it once more.
+        yield from refresh_nodes(state, deadline)
     try:
         return (yield from in_session(state, deadline, attempt))
     except ExtentGone as error:
         raise CorruptBlock(error.message) from None
-
-
-class ExtentGone(SampleNotFound):
-    """A storage node does not have the bytes (any more) that the controller had named."""
 
 
 def _locate_and_fetch(
@@ -166,17 +162,29 @@ def fetch(
         Unavailable: a node is away until the deadline.
     """
     layouts = yield from _layouts(state, ref, rows, session, deadline)
+    replicas = Replicas(state, rows.blocks)
     backoff = state.backoff()
     while True:
         try:
-            paths = yield from _paths(state, rows, deadline)
+            paths = yield from replicas.choose(deadline)
             columns: dict[str, Column] = yield Work(
                 lambda paths=paths: _fetch_and_decode(state, ref, rows, layouts, paths, copy, holdings, deadline)  # type: ignore[misc]
             )
-            return columns
+        except ReplicaFailed as failure:
+            replicas.failed(failure)  # there may be another one
         except Unavailable as error:
             yield from pause(backoff, deadline, error)
             yield from refresh_nodes(state, deadline)
+            replicas.forgive()
+        else:
+            _check_still_held(state, ref, session, paths)
+            return columns
+
+
+def _check_still_held(state: ClientState, ref: PartitionRef, session: Session, paths: dict[int, Path]) -> None:
+    """A one-sided read is refused by nobody: it counts only when what held the blocks still did at its end."""
+    if any(path.transport.segment for path in paths.values()) and not state.is_live(session):
+        raise LeaseExpired(f"partition {ref.name!r}: session {session.session} ended while samples were read")
 
 
 def _layouts(
@@ -211,35 +219,12 @@ def _remember(state: ClientState, ref: PartitionRef, rows: RowSet, block_id: int
     return layout
 
 
-_Path = tuple[NodeTransport, common_pb2.Extent]
-
-
-def _paths(state: ClientState, rows: RowSet, deadline: Deadline) -> Operation[dict[int, _Path]]:
-    """Chooses, for each block, a replica that can be reached."""
-    paths: dict[int, _Path] = {}
-    for block_id, block in rows.blocks.items():
-        failure: Exception | None = None
-        for extent in block.extents:
-            node = state.node_of(extent.arena)
-            if node is None:
-                failure = Unavailable(f"storage node {extent.node!r} with arena {extent.arena:016x} is not known now")
-                continue
-            try:
-                paths[block_id] = ((yield from open_path(state, node, deadline)), extent)
-                break
-            except (Unavailable, TransportUnavailable) as error:
-                failure = error
-        else:
-            raise failure or CorruptBlock(f"block {block_id} has no extent")
-    return paths
-
-
 def _fetch_and_decode(
     state: ClientState,
     ref: PartitionRef,
     rows: RowSet,
     layouts: dict[int, Layout],
-    paths: dict[int, _Path],
+    paths: dict[int, Path],
     copy: bool,
     holdings: Holdings,
     deadline: Deadline,
@@ -250,11 +235,14 @@ def _fetch_and_decode(
             fetched[block_id] = _read(ref, rows, block_id, paths[block_id], ranges, deadline)
         columns = {}
         for name, runs in rows.runs.items():
-            parts = [Part(layouts[run.block_id], run.rows, fetched[run.block_id].view) for run in runs]
+            parts = [
+                Part(layouts[run.block_id], run.rows, fetched[run.block_id].view, fetched[run.block_id].owned_bytes)
+                for run in runs
+            ]
             try:
                 columns[name] = read_column(name, parts, copy=copy, allocate=state.allocate, form=ref.form(name))
             except CorruptBlock as error:
-                raise _locate_damage(ref, name, rows, error) from None
+                raise ReplicaFailed(_damaged(runs, error), _locate_damage(ref, name, rows, error)) from None
     except BaseException:
         for each in fetched.values():
             each.close()
@@ -268,15 +256,29 @@ def _fetch_and_decode(
 
 
 def _read(
-    ref: PartitionRef, rows: RowSet, block_id: int, path: _Path, ranges: NDArray[np.uint64], deadline: Deadline
+    ref: PartitionRef, rows: RowSet, block_id: int, path: Path, ranges: NDArray[np.uint64], deadline: Deadline
 ) -> Fetched:
-    transport, extent = path
+    error: TQError
     try:
-        return transport.read(extent, ranges, timeout=deadline.remaining())
-    except SampleNotFound as error:
-        raise ExtentGone(f"partition {ref.name!r}: {error.message}") from None
-    except InvalidArgument as error:  # the extent leaves the arena, or the directory the extent
-        raise _unreadable(ref, rows, block_id, error) from None
+        seconds = path.seconds(deadline, int(ranges[:, 1].sum()))
+        return path.transport.read(path.extent, ranges, timeout=seconds)
+    except SampleNotFound as refusal:
+        error = ExtentGone(f"partition {ref.name!r}: {refusal.message}")
+    except InvalidArgument as refusal:  # the extent leaves the arena, or the directory the extent
+        error = _unreadable(ref, rows, block_id, refusal)
+    except Unavailable as refusal:
+        error = refusal
+    raise ReplicaFailed([block_id], error)
+
+
+def _damaged(runs: list[Run], error: CorruptBlock) -> list[int]:
+    """Returns the block that holds the first damaged row; all of the field's when the row is not known."""
+    end = 0
+    for run in runs:
+        end += len(run.rows)
+        if error.rows and error.rows[0] < end:
+            return [run.block_id]
+    return list({run.block_id for run in runs})
 
 
 def _wanted(ref: PartitionRef, rows: RowSet, layouts: dict[int, Layout]) -> dict[int, NDArray[np.uint64]]:

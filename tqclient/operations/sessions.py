@@ -148,10 +148,10 @@ def heartbeat(state: ClientState, timeout: float) -> Operation[bool]:
         raise
     state.epoch = reply.epoch
     state.lease_ms = reply.lease_ms or session.lease_ms
-    if reply.topology_version == state.topology_version:
-        return False
-    yield from refresh_nodes(state, Deadline(timeout, state.clock))
-    return True
+    changed: bool = reply.topology_version != state.topology_version
+    if changed or state.usage_due():
+        yield from refresh_nodes(state, Deadline(timeout, state.clock))
+    return changed
 
 
 def refresh_nodes(state: ClientState, deadline: Deadline) -> Operation[pb.DescribeClusterReply]:
@@ -200,17 +200,28 @@ def _release_lost(state: ClientState, lost: LostClaim) -> Operation[None]:
 
 
 def close_windows(state: ClientState, windows: list[Window], timeout: float = CLOSE_TIMEOUT) -> Operation[None]:
-    """Tells the nodes that nothing more will be cut from these windows. What cannot be told ends with the session."""
+    """Tells the nodes that nothing more will be cut from these windows. One that does not answer is told later."""
+    later: list[Window] = []
+    silent: set[str] = set()
     for window in windows:
+        spot = window.spot
+        node = state.nodes.get(spot.node)
+        if node is None or node.arena != spot.arena:
+            continue  # the window went with its arena; another one there may have its number
+        if spot.node in silent or state.node_aside(spot.node):
+            later.append(window)
+            continue
         request = storage_pb2.CloseWindowRequest(
-            session=window.spot.session, generation=window.generation, end=window.offset + window.used
+            session=spot.session, generation=window.generation, end=window.offset + window.used
         )
         try:
-            yield Call(window.spot.address, "CloseWindow", request, timeout)
+            yield Call(node.address, "CloseWindow", request, timeout)
+        except Unavailable:
+            silent.add(spot.node)
+            later.append(window)
         except TQError as error:
-            _log.debug(
-                "window %d of node %s stays until its session ends: %s", window.generation, window.spot.node, error
-            )
+            _log.debug("window %d of node %s is left to the node: %s", window.generation, spot.node, error)
+    state.windows.return_closing(later)
 
 
 def close_session(state: ClientState) -> Operation[None]:

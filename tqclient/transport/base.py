@@ -51,6 +51,8 @@ class NodeContact:
         stub: blocking stub of its Storage service.
         pool: where receive and staging buffers come from.
         refusals: why each better transport cannot serve the node.
+        rdma: whether a path must really run over RDMA.
+        better_after: seconds after which a better transport is expected to serve the node; None: none is.
     """
 
     address: str
@@ -58,6 +60,8 @@ class NodeContact:
     stub: Any
     pool: BufferPool
     refusals: tuple[str, ...] = ()
+    rdma: bool = False
+    better_after: float | None = None
 
     @property
     def peer(self) -> str:
@@ -112,6 +116,11 @@ class Fetched(Protocol):
         """
         ...
 
+    @property
+    def owned_bytes(self) -> int:
+        """Bytes of the private memory that a view keeps alive; 0 where views show the arena."""
+        ...
+
     def close(self) -> None:
         """Lets go of the memory; views that were handed out stay good. Repeatable."""
         ...
@@ -138,6 +147,26 @@ class NodeTransport(Protocol):
     @property
     def mapped(self) -> bool:
         """Whether writes go through a mapping of this process, so that Reserve must be told `mapped`."""
+        ...
+
+    @property
+    def segment(self) -> str:
+        """The node's engine that writes go to one-sided, as Reserve must be told; empty for every other path."""
+        ...
+
+    @property
+    def usable(self) -> bool:
+        """False once this path is broken for good: close it and open another one."""
+        ...
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no transfer that was given up is still under way: no byte comes from here unless it is sent anew."""
+        ...
+
+    @property
+    def better_after(self) -> float | None:
+        """Seconds from its opening after which a better path is worth a try; None when this is the best to be had."""
         ...
 
     def session_opened(self, session: int) -> None:

@@ -11,9 +11,11 @@ import grpc
 
 from tqclient.errors import InvalidArgument, TransportUnavailable, Unavailable
 from tqclient.transport.base import NodeContact, NodeTransport
+from tqclient.transport.mooncake import open_mooncake
 from tqclient.transport.pool import BufferPool
 from tqclient.transport.shm import open_shm
 from tqclient.transport.stream import open_stream
+from tqclient.wire.chunks import READ_METHOD, decode_chunk
 from tqclient.wire.status import from_rpc_error
 from tqclient.wire.v1 import controller_pb2, storage_pb2
 from tqclient.wire.v1.storage_pb2_grpc import StorageStub
@@ -21,14 +23,15 @@ from tqclient.wire.v1.storage_pb2_grpc import StorageStub
 Opener = Callable[[NodeContact], NodeTransport]
 
 
-def _no_mooncake(contact: NodeContact) -> NodeTransport:
-    raise TransportUnavailable("this version has no mooncake transport")
-
-
-OPENERS: Final[Mapping[str, Opener]] = {"shm": open_shm, "mooncake": _no_mooncake, "grpc": open_stream}
-"""Every transport, best first. An opener that cannot serve the node raises TransportUnavailable with the reason."""
+OPENERS: Final[Mapping[str, Opener]] = {"shm": open_shm, "mooncake": open_mooncake, "grpc": open_stream}
+"""Every transport, best first. An opener that cannot serve the node raises TransportUnavailable with the reason, or
+Unavailable when it is likely to serve it soon."""
 
 ALIASES: Final[Mapping[str, str]] = {"rdma": "mooncake"}
+"""`rdma` is mooncake that really runs over RDMA: TCP is refused."""
+
+BETTER_AFTER: Final = 10.0
+"""Seconds after a fall-back at which a transport that was expected to serve the node soon is tried again."""
 
 _log = logging.getLogger(__name__)
 
@@ -37,15 +40,15 @@ def check_name(prefer: str) -> str:
     """Checks the name of a transport, before anything is connected to.
 
     Returns:
-        `auto`, or a key of `OPENERS`.
+        The name: `auto`, a key of `OPENERS`, or one of `ALIASES`.
 
     Raises:
         InvalidArgument: there is no such transport; the message lists those that there are.
     """
-    name = ALIASES.get(prefer, prefer)
-    if name != "auto" and name not in OPENERS:
-        raise InvalidArgument(f"transport={prefer!r}: choose from {', '.join(['auto', *OPENERS, *ALIASES])}")
-    return name
+    names = ["auto", *OPENERS, *ALIASES]
+    if prefer not in names:
+        raise InvalidArgument(f"transport={prefer!r}: choose from {', '.join(names)}")
+    return prefer
 
 
 def open_transport(
@@ -66,15 +69,23 @@ def open_transport(
     Raises:
         InvalidArgument: no transport is called that.
         TransportUnavailable: the required one cannot be had; the message says why.
-        Unavailable: the node is away, or serves another arena than the controller knows.
+        Unavailable: the node is away, serves another arena than the controller knows, or is about to offer the
+            required transport.
     """
-    name = check_name(prefer)
-    contact = _contact(node, channel, pool, timeout)
-    for candidate in OPENERS if name == "auto" else [name]:
+    check_name(prefer)
+    contact = replace(_contact(node, channel, pool, timeout), rdma=prefer == "rdma")
+    for candidate in OPENERS if prefer == "auto" else [ALIASES.get(prefer, prefer)]:
         try:
             transport = OPENERS[candidate](contact)
-        except TransportUnavailable as error:
-            contact = replace(contact, refusals=(*contact.refusals, f"no {candidate}: {error.message}"))
+        except (TransportUnavailable, Unavailable) as error:
+            soon = isinstance(error, Unavailable)
+            if soon and prefer != "auto":
+                raise
+            contact = replace(
+                contact,
+                refusals=(*contact.refusals, f"no {candidate}: {error.message}"),
+                better_after=BETTER_AFTER if soon else contact.better_after,
+            )
             continue
         # A fall-back works, but is slow: that must not go unnoticed.
         level = logging.WARNING if contact.refusals and candidate == "grpc" else logging.INFO
@@ -85,6 +96,7 @@ def open_transport(
 
 def _contact(node: controller_pb2.Node, channel: grpc.Channel, pool: BufferPool, timeout: float) -> NodeContact:
     stub: Any = StorageStub(channel)  # type: ignore[no-untyped-call]
+    stub.Read = channel.unary_stream(READ_METHOD, storage_pb2.ReadRequest.SerializeToString, decode_chunk)
     try:
         description = stub.DescribeNode(storage_pb2.DescribeNodeRequest(), timeout=timeout)
     except grpc.RpcError as error:

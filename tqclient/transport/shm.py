@@ -19,6 +19,8 @@ from tqclient.wire.v1 import common_pb2
 class ShmFetched:
     """A read-only view of an extent, of which some runs may be used."""
 
+    owned_bytes = 0
+
     def __init__(self, source: NDArray[np.uint8], runs: Runs) -> None:
         self._source: NDArray[np.uint8] | None = source
         self._runs = runs
@@ -40,6 +42,10 @@ class ShmTransport:
 
     name = "shm"
     mapped = True
+    segment = ""
+    usable = True
+    quiet = True
+    better_after: float | None = None
 
     def __init__(self, contact: NodeContact, mapping: ArenaMapping) -> None:
         self._contact = contact

@@ -26,6 +26,7 @@ class StreamFetched:
     def __init__(self, buffer: NDArray[np.uint8], runs: Runs) -> None:
         self._buffer: NDArray[np.uint8] | None = buffer
         self._runs = runs
+        self.owned_bytes = buffer.size
 
     def view(self, offset: int, length: int) -> NDArray[np.uint8]:
         """See `Fetched.view`."""
@@ -44,9 +45,13 @@ class StreamTransport:
 
     name = "grpc"
     mapped = False
+    segment = ""
+    usable = True
+    quiet = True
 
     def __init__(self, contact: NodeContact) -> None:
         self._contact = contact
+        self.better_after = contact.better_after
         self._sessions = WriteSessions(take=lambda _: None, drop=lambda _: None, end=lambda: None)
         self.arena: int = contact.description.arena
         self.reason = "; ".join((f"chunked streams to {contact.peer}", *contact.refusals))
@@ -101,7 +106,7 @@ class StreamTransport:
     ) -> None:
         call: Any = self._contact.stub.Read(request, timeout=timeout)
         try:
-            rest = _scatter((chunk.data for chunk in call), targets)
+            rest = _scatter(call, targets)
         except grpc.RpcError as error:
             raise from_rpc_error(error, peer=self._contact.peer) from None
         finally:
@@ -125,7 +130,7 @@ def _chunks(place: Place, session: int, staging: NDArray[np.uint8]) -> Iterator[
         chunk = storage_pb2.WriteChunk()
 
 
-def _scatter(chunks: Iterator[bytes], targets: list[NDArray[np.uint8]]) -> int:
+def _scatter(chunks: Iterator[memoryview], targets: list[NDArray[np.uint8]]) -> int:
     """Fills the targets one after another.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What client and storage node share about an arena file: its first page, and the locks of its writers.
+"""What the processes around an arena file share: its first page, and the locks of those that write to it.
 
 The node writes the page; clients only read it, and trust nothing that `ArenaHeader.from_bytes` has not checked. How the
 pages up to `data_offset` are used is the node's own affair. All numbers are little-endian:
@@ -39,6 +39,7 @@ _FIELDS: Final = struct.Struct("<8sIIQQQQ")  # magic, version, bytes of the name
 _CHECKSUM: Final = struct.Struct("<Q")  # of everything in front of it, padded name included
 _SEQUENCE_OFFSET: Final = HEADER_BYTES - 8  # behind the checksum, because it changes
 _FLOCK: Final = struct.Struct("@hhqqi4x")  # struct flock: type, whence, start, length, pid
+_ENGINE_BYTE: Final = ARENA_LOCK_BASE - 1  # in front of those of the sessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +105,8 @@ def seen_sequence(mapping: Any) -> NDArray[np.uint64]:
     return np.frombuffer(mapping, dtype=U64, count=1, offset=_SEQUENCE_OFFSET)
 
 
-def _flock(kind: int, session: int) -> bytes:
-    return _FLOCK.pack(kind, 0, ARENA_LOCK_BASE + session, 1, 0)
+def _flock(kind: int, byte: int) -> bytes:
+    return _FLOCK.pack(kind, 0, byte, 1, 0)
 
 
 def lock_session(descriptor: int, session: int) -> bool:
@@ -114,7 +115,7 @@ def lock_session(descriptor: int, session: int) -> bool:
     The kernel drops it when the last descriptor and the last mapping of the open file are gone.
     """
     try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, session))
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, ARENA_LOCK_BASE + session))
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             return False
@@ -124,11 +125,25 @@ def lock_session(descriptor: int, session: int) -> bool:
 
 def unlock_session(descriptor: int, session: int) -> None:
     """Gives the lock back; does nothing when this open file does not hold it."""
-    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, session))
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, ARENA_LOCK_BASE + session))
 
 
 def session_locked(descriptor: int, session: int) -> bool:
     """Whether an open file other than this one holds the session's lock."""
-    found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, session))
+    return _locked(descriptor, ARENA_LOCK_BASE + session)
+
+
+def lock_engine(descriptor: int) -> None:
+    """Takes the lock that says: a transfer engine may write to this file. Any number of engines may hold it."""
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _flock(fcntl.F_RDLCK, _ENGINE_BYTE))
+
+
+def engine_locked(descriptor: int) -> bool:
+    """Whether an open file other than this one holds the lock of an engine."""
+    return _locked(descriptor, _ENGINE_BYTE)
+
+
+def _locked(descriptor: int, byte: int) -> bool:
+    found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, byte))
     kind: int = _FLOCK.unpack(found)[0]
     return kind != fcntl.F_UNLCK

@@ -36,7 +36,8 @@ class Directories:
         Raises:
             LeaseExpired: a block is gone: the reply is a recorded one, and its claim has ended.
         """
-        sent = self._sent.setdefault(session, OrderedDict())
+        # A recorded reply may be asked for when its session has ended: nothing would remove an entry made then.
+        sent = self._sent.setdefault(session, OrderedDict()) if self._core.is_live(session) else OrderedDict()
         placed = [np.frombuffer(placement.block, dtype=U64) for placement in rows.placements]
         room = ROWS_REPLY_BYTES_MAX - rows.ByteSize()
         for block_id in np.unique(np.concatenate(placed)).tolist() if placed else []:

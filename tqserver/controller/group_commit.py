@@ -54,7 +54,7 @@ class GroupCommit:
     A disk that fails ends the process at once: what is durable is then unknown, and only a fresh start may find out.
 
     Args:
-        journal: used by this object's thread alone from now on.
+        journal: used by this object's thread alone from now on, but for `Journal.failed`.
         answered: called on the loop after some callbacks; with True when they end with the end of a group, which is
             when a snapshot may be taken.
     """

@@ -26,6 +26,7 @@ import xxhash
 from tqclient.errors import StorageFull, TQError
 from tqserver import failpoints, logs
 from tqserver.controller import wal
+from tqserver.controller.failed import FailedRecords, sync_directory
 
 DATABASE_NAME: Final = "journal.db"
 LOCK_NAME: Final = "lock"
@@ -68,7 +69,10 @@ class JournalFailed(TQError):
 
 
 class Journal(Protocol):
-    """Where commands are kept. Every method blocks; one thread at a time calls them, except for `write_snapshot`."""
+    """Where commands are kept.
+
+    Every method blocks. One thread at a time calls them, except for `write_snapshot` and `failed`.
+    """
 
     @property
     def sequence(self) -> int:
@@ -78,7 +82,27 @@ class Journal(Protocol):
         """Returns the latest snapshot's sequence and state; (0, b"") when there is none."""
 
     def records(self) -> Iterator[tuple[int, bytes]]:
-        """Yields (sequence, record) behind the latest snapshot, in order."""
+        """Yields (sequence, record) behind the latest snapshot, in order, without those known to have failed."""
+
+    def failed(self, sequence: int, record: bytes, reason: str) -> None:
+        """Notes durably that applying a record failed and nobody was answered: from now on it is passed over.
+
+        Any thread may call it. What it raises leaves the record to the next start, as `give_up`.
+
+        Raises:
+            StorageFull, JournalFailed: as `append`.
+        """
+
+    def give_up(self, sequence: int, record: bytes, reason: str) -> None:
+        """Passes over a record that a start cannot apply from now on, if the loss of what is damaged was accepted.
+
+        Raises:
+            JournalDamaged: it was not: the record may have been acknowledged.
+            StorageFull, JournalFailed: as `append`.
+        """
+
+    def sizes(self) -> tuple[int, int]:
+        """Returns the bytes of the latest snapshot, and of the records behind it."""
 
     def append(self, records: Sequence[bytes]) -> int:
         """Makes a group of records durable, all or none.
@@ -177,6 +201,8 @@ class SqliteJournal:
         try:
             self._lock()
             self._open()
+            self._failed = FailedRecords(directory)
+            self._failed.forget_outside(self._snapshot_sequence + 1, self._sequence)
         except BaseException:
             self.close()
             raise
@@ -262,7 +288,7 @@ class SqliteJournal:
         self._execute("PRAGMA wal_checkpoint(TRUNCATE)")
         os.pwrite(self._lock_file, _MADE, 0)
         os.fsync(self._lock_file)
-        self._sync_directory()
+        sync_directory(self._directory)
 
     def _execute(self, statement: str, parameters: Sequence[object] = ()) -> sqlite3.Cursor:
         if self._connection is None:
@@ -279,13 +305,6 @@ class SqliteJournal:
             if self._connection is not None and self._connection.in_transaction:
                 self._execute("ROLLBACK")
             raise
-
-    def _sync_directory(self) -> None:
-        directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
 
     @property
     def sequence(self) -> int:
@@ -315,7 +334,7 @@ class SqliteJournal:
         return self._snapshot_sequence, body[_SNAPSHOT_HEAD.size :]
 
     def records(self) -> Iterator[tuple[int, bytes]]:
-        """Yields (sequence, record) behind the latest snapshot, in order.
+        """Yields (sequence, record) behind the latest snapshot, in order, without those known to have failed.
 
         Raises:
             JournalDamaged: a record is missing or changed, after all before it were yielded.
@@ -329,7 +348,7 @@ class SqliteJournal:
                         damage = f"the records from {last + 1} on do not verify"
                         break
                     records = list(_unpack_group(packed))
-                    yield from enumerate(records, first)
+                    yield from (each for each in enumerate(records, first) if each not in self._failed)
                     last, mark = last + len(records), digest
                     if count != len(records):
                         damage = f"the group that ends with record {last} counts {count}"
@@ -349,6 +368,30 @@ class SqliteJournal:
             self._execute("DELETE FROM groups WHERE first > ?", (last,))
             self._execute("UPDATE marks SET sequence = ?, chain = ? WHERE name = 'tail'", (last, mark))
         self._sequence, self._chain = last, mark
+
+    def failed(self, sequence: int, record: bytes, reason: str) -> None:
+        """Notes durably that applying a record failed and nobody was answered; see `Journal`."""
+        with _disk(f"noting that record {sequence} failed"):
+            self._failed.add(sequence, record, reason)
+
+    def give_up(self, sequence: int, record: bytes, reason: str) -> None:
+        """Passes over a record that a start cannot apply, if that was accepted; see `Journal`."""
+        if not self._accept_data_loss:
+            raise JournalDamaged(
+                f"{self._path}: record {sequence} cannot be applied ({reason}), and it may have been acknowledged; "
+                "nothing was changed. Start the version of tq-controller that wrote it, put the files of a backup in "
+                "its place, or start with --accept-data-loss to lose this one record for good"
+            )
+        _log.error("passing over a record for good, as asked for", path=str(self._path), sequence=sequence, why=reason)
+        self.failed(sequence, record, reason)
+
+    def sizes(self) -> tuple[int, int]:
+        """Returns the bytes of the latest snapshot, and of the records behind it."""
+        path = self._snapshot_path(self._snapshot_sequence)
+        (records_bytes,) = self._execute(
+            "SELECT coalesce(sum(length(records)), 0) FROM groups WHERE first > ?", (self._snapshot_sequence,)
+        ).fetchone()
+        return path.stat().st_size if self._snapshot_sequence else 0, int(records_bytes)
 
     def append(self, records: Sequence[bytes]) -> int:
         """Makes a group of records durable, all or none; see `Journal`."""
@@ -401,7 +444,7 @@ class SqliteJournal:
                     file.flush()
                     os.fsync(file.fileno())
                 draft.rename(path)
-                self._sync_directory()
+                sync_directory(self._directory)
             except OSError:
                 draft.unlink(missing_ok=True)
                 raise
@@ -417,8 +460,11 @@ class SqliteJournal:
             previous = self._snapshot_sequence
             self._snapshot_sequence, self._snapshot_chain = sequence, row[0]
             failpoints.hit(failpoints.SNAPSHOT_AFTER)
-        if self._checkpoint() and previous:
-            self._snapshot_path(previous).unlink(missing_ok=True)
+        if self._checkpoint():
+            if previous:
+                self._snapshot_path(previous).unlink(missing_ok=True)
+            with _disk("forgetting failed records"):
+                self._failed.forget_outside(sequence + 1, self._sequence)
 
     def trim(self) -> bool:
         """Removes some groups that the latest snapshot covers; says whether more may be left."""

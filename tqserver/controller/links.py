@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient.errors import InvalidArgument, TQError, Unavailable, UnsupportedVersion
+from tqclient.errors import InvalidArgument, LeaseExpired, TQError, Unavailable, UnsupportedVersion
 from tqclient.wire.packing import U64, pack_array
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import journal_pb2
@@ -135,6 +135,13 @@ class Links:
             node.attached = link is not None
             node.used_bytes = link.used_bytes if link is not None else 0
 
+    def check_reachable(self, request: pb.CommitRequest) -> None:
+        """Raises LeaseExpired when a replica lies on a node that is away: it may never come back with those bytes."""
+        for block in request.blocks:
+            away = [extent.node for extent in block.extents if extent.node not in self._links]
+            if away and len(block.extents) > 1:
+                raise LeaseExpired(f"storage node {away[0]!r} is not attached: reserve on another one and write again")
+
     def effect(self, effect: Effect) -> None:
         """Passes on what storage nodes have to know."""
         sequence = self._core.sequence
@@ -170,14 +177,16 @@ class Links:
             self._open(link, hello)  # right here: the next effect belongs to this link already
             attached.set_result(None)
 
-        self._pipeline.submit(journal_pb2.Command(attach_node=hello), applied)
-        await attached
-        reader = asyncio.create_task(self._read(link, reports))
         try:
-            async for order in link.orders():
-                yield order
-        finally:
-            reader.cancel()
+            self._pipeline.submit(journal_pb2.Command(attach_node=hello), applied)
+            await attached
+            reader = asyncio.create_task(self._read(link, reports))
+            try:
+                async for order in link.orders():
+                    yield order
+            finally:
+                reader.cancel()
+        finally:  # the link may be open although `attached` was never seen: the call was cancelled in between
             self._remove(link)
 
     async def _hello(self, reports: AsyncIterator[pb.NodeReport]) -> pb.NodeHello:

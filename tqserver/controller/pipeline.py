@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, NoReturn
 
 from tqclient.errors import TQError
 from tqclient.wire.v1 import journal_pb2
@@ -16,7 +16,11 @@ from tqserver.controller.group_commit import Entry, GroupCommit
 from tqserver.controller.journal import Journal
 
 CORE_FAILED_STATUS: Final = 5
-"""The process's exit status when applying a command raised what it never should; see `recover`."""
+"""The process's exit status when applying a command raised what it never should; see `Journal.failed`."""
+SNAPSHOT_AFTER_BYTES: Final = 64 << 20
+"""Of records, at the least, that make another snapshot worth while: directories are large, and quickly applied."""
+SNAPSHOT_AFTER_FACTOR: Final = 2
+"""Times the latest snapshot's bytes, which make it worth while when they are more than that."""
 
 _log = logs.get("controller.pipeline")
 
@@ -24,31 +28,26 @@ _log = logs.get("controller.pipeline")
 def recover(journal: Journal, clock: Callable[[], float], session_lease: float) -> Core:
     """Rebuilds the core from the journal.
 
-    A record whose application fails (a fault of this software: the process that wrote it ended there and then, and
-    nobody was answered) is passed over, and everything is replayed without it.
-
     Args:
         journal: read from its latest snapshot on.
         clock: monotonic seconds.
         session_lease: seconds.
 
     Raises:
-        JournalDamaged: see `Journal.records`.
+        JournalDamaged: see `Journal.records`; or a record cannot be applied, see `Journal.give_up`.
     """
-    skipped: set[int] = set()
     while True:
         _, state = journal.snapshot()
         now = clock()
         core = Core.restore(state, now, session_lease=session_lease) if state else Core(session_lease=session_lease)
         for sequence, record in journal.records():
-            if sequence in skipped:
-                continue
             try:
                 core.apply(journal_pb2.Command.FromString(record), now, sequence)
+                failpoints.hit(failpoints.REPLAY)
             except Exception as error:
-                _log.exception("passing over a record that cannot be applied", sequence=sequence, error=repr(error))
-                skipped.add(sequence)
-                break
+                _log.exception("a record cannot be applied", sequence=sequence, error=repr(error))
+                journal.give_up(sequence, record, repr(error))
+                break  # half of it may have been applied: once more, without it
         else:
             return core
 
@@ -63,7 +62,8 @@ class Pipeline:
         effect: told of each effect, in order.
         settled: called after some commands were applied, when their replies and effects are out.
         snapshot_records: of the journal between two snapshots; or
-        replay_budget: seconds that applying what came since the last one took, which a restart would take again.
+        replay_budget: seconds that applying what came since the last one took, which a restart would take again; or as
+            many bytes as `SNAPSHOT_AFTER_BYTES` says.
         replayed: seconds that this start took already.
     """
 
@@ -84,6 +84,8 @@ class Pipeline:
         self._effect = effect
         self._settled = settled
         self._loop = asyncio.get_running_loop()
+        self._journal = journal
+        self._snapshot_bytes, self._records_bytes = journal.sizes()
         self._commit = GroupCommit(journal, self._answered)
         self._snapshot_records = snapshot_records
         self._replay_budget = replay_budget
@@ -105,7 +107,7 @@ class Pipeline:
         record = command.SerializeToString()
 
         def durable(sequence: int) -> None:
-            outcome = self._apply(command, sequence)
+            outcome = self._apply(command, sequence, record)
             self.dispatch(outcome.effects)
             done(outcome)
 
@@ -117,18 +119,27 @@ class Pipeline:
         self.submit(command, lambda outcome: None if future.done() else future.set_result(outcome))
         return await future
 
-    def _apply(self, command: journal_pb2.Command, sequence: int) -> Outcome:
+    def _apply(self, command: journal_pb2.Command, sequence: int, record: bytes) -> Outcome:
         begin = time.perf_counter()
         try:
             outcome = self.core.apply(command, self._clock(), sequence)
-        except Exception:
-            # Half of it may have been applied. The next start replays everything but this record.
-            _log.exception("applying a command failed; the process ends", sequence=sequence)
-            os._exit(CORE_FAILED_STATUS)
+            failpoints.hit(failpoints.APPLY)
+        except Exception as error:
+            self._fail(sequence, record, error)
         failpoints.hit(failpoints.AFTER_APPLY)
         self._records += 1
+        self._records_bytes += len(record)
         self._replay_s += time.perf_counter() - begin
         return outcome
+
+    def _fail(self, sequence: int, record: bytes, error: Exception) -> NoReturn:
+        """Half of a record may have been applied: the process ends; the next start replays everything but that."""
+        _log.exception("applying a command failed; the process ends", sequence=sequence)
+        try:
+            self._journal.failed(sequence, record, repr(error))
+        except Exception as unnoted:
+            _log.error("it could not be noted; if it fails again, the next start refuses", error=repr(unnoted))
+        os._exit(CORE_FAILED_STATUS)
 
     def dispatch(self, effects: Iterable[Effect]) -> None:
         """Passes effects on."""
@@ -140,10 +151,16 @@ class Pipeline:
         self._arm()
         if not ends_group or self._saving:
             return
-        if self._records >= self._snapshot_records or self._replay_s >= self._replay_budget:
+        enough_bytes = max(SNAPSHOT_AFTER_BYTES, SNAPSHOT_AFTER_FACTOR * self._snapshot_bytes)
+        if (
+            self._records >= self._snapshot_records
+            or self._replay_s >= self._replay_budget
+            or self._records_bytes >= enough_bytes
+        ):
             self._saving = True
-            self._records, self._replay_s = 0, 0.0
-            self._commit.save(self.core.sequence, self.core.snapshot(), self._saved)
+            state = self.core.snapshot()
+            self._records, self._replay_s, self._records_bytes, self._snapshot_bytes = 0, 0.0, 0, len(state)
+            self._commit.save(self.core.sequence, state, self._saved)
 
     def _saved(self) -> None:
         self._saving = False

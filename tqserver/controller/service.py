@@ -12,8 +12,8 @@ from typing import Any
 from tqclient import limits
 from tqclient.errors import Unavailable
 from tqclient.wire.packing import U64, unpack_array
+from tqclient.wire.v1 import common_pb2, controller_pb2_grpc, journal_pb2
 from tqclient.wire.v1 import controller_pb2 as pb
-from tqclient.wire.v1 import controller_pb2_grpc, journal_pb2
 from tqserver.controller.calls import DEADLINE_MARGIN_S, Calls
 from tqserver.controller.core import Core, Effect, PartitionGone, ReadinessChanged, RoomChanged, SessionEnded
 from tqserver.controller.directories import Directories
@@ -98,6 +98,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         else:
             self._links.effect(effect)
             if isinstance(effect, SessionEnded):
+                self._waiters.session_ended()
                 self._directories.session_ended(effect.session)
 
     # Mutations.
@@ -105,12 +106,17 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
     def _checked(self, kind: str, request: Any) -> journal_pb2.Command:
         command = journal_pb2.Command(**{kind: request})
         self._core.check(command)
-        self._calls.seen(request.mutation)
         return command
+
+    def _recorded(self, kind: str, mutation: common_pb2.Mutation) -> Any:
+        """Returns the reply of a request that was applied before, if it was."""
+        recorded = self._core.recorded(mutation, kind)
+        self._calls.seen(mutation)  # not before: one that is refused here takes over nothing
+        return recorded
 
     async def _mutate(self, kind: str, request: Any) -> Any:
         command = self._checked(kind, request)
-        recorded = self._core.recorded(request.mutation)
+        recorded = self._recorded(kind, request.mutation)
         if recorded is not None:
             return recorded
         outcome = await self._pipeline.execute(command)
@@ -120,13 +126,15 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
 
     async def _wait(self, kind: str, request: Any, context: Any) -> Any:
         command = self._checked(kind, request)
-        recorded = self._core.recorded(request.mutation)
+        recorded = self._recorded(kind, request.mutation)
         if recorded is not None:
             return recorded
         if self._closing:
             raise Unavailable("the controller is shutting down")
         if isinstance(request, pb.ClaimRequest) and request.abandoned:
             return await self._calls.abandoned(request)
+        if isinstance(request, pb.CommitRequest):
+            self._links.check_reachable(request)
         seconds = min(request.wait_ms, limits.WAIT_MAX_MS) / 1000
         remaining = context.time_remaining()
         if remaining is not None:

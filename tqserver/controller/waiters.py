@@ -1,9 +1,14 @@
 """Calls that wait on the server: claims for samples, commits for room. A waiting call is an entry in a line, no task.
 
-Claims stand in one line per (partition, consumer). When something changed, those that can be met are granted, from the
-front of the line. A granted claim takes effect only once it is journaled; until then its rows are promised, so that no
-more claims are granted than there are rows for, however many one put wakes. Claims of one shape (fields, batch size)
-can be met or not alike, so a change costs as much as there are shapes in the line, not as there are calls.
+Claims stand in one line per (partition, consumer), and in it in one queue per set of fields, strictly in order: while
+the first claim of a queue cannot be met, the samples that are ready are kept for it, and those behind it wait, at most
+for as long as it does. Overtaken by smaller ones, a large batch would never gather. A claim for more samples than the
+partition may hold can only be met when that is sealed; it stands in a queue apart, and holds up nobody. Other sets of
+fields wait for other samples, so the queues do not wait for each other.
+
+A granted claim takes effect only once it is journaled; until then its rows are promised, so that no more claims are
+granted than there are rows for, however many one put wakes. A change costs as much as there are queues in the line and
+grants to make, not as there are calls that wait.
 
 Commits stand in one line per partition, strictly in order: a large put is not overtaken for ever by small ones. While
 some wait they are let in one at a time, because each changes how much room the next one finds.
@@ -23,7 +28,7 @@ from tqserver.controller.core import Readiness
 GRANTS_MAX: Final = 64
 """Claims of one line that are granted in one go; the next ones follow as soon as one of these took effect."""
 
-Shape = tuple[Any, ...]
+QueueKey = tuple[Any, ...]
 Schedule = Callable[[float, Callable[[], None]], Callable[[], object]]
 """(seconds, callback) → what cancels it."""
 
@@ -36,6 +41,9 @@ class Gauge(Protocol):
 
     def ready_count(self, request: pb.ClaimRequest) -> int:
         """How many samples are ready for its consumer and fields."""
+
+    def is_outsized(self, request: pb.ClaimRequest) -> bool:
+        """Whether it asks for more samples than its partition may hold."""
 
     def needs_room(self, request: pb.CommitRequest) -> bool:
         """Whether the put brings new samples to a partition with limits."""
@@ -60,7 +68,7 @@ class Waiter:
         self.grant = grant
         self.refuse = refuse
         self.ticket = next(self._tickets)
-        self.shape: Shape = ()
+        self.queue_key: QueueKey = ()
         self.promised = 0
         self.cancel_deadline: Callable[[], object] = lambda: None
 
@@ -70,7 +78,7 @@ Served = list[tuple[Waiter, TQError | None]]
 
 
 class Line(ABC):
-    """Those who wait for one thing, by shape, each shape in the order of its tickets.
+    """Those who wait for one thing, in queues, each in the order of its tickets.
 
     Attributes:
         promised: what was granted and has not taken effect yet.
@@ -78,30 +86,30 @@ class Line(ABC):
 
     def __init__(self, gauge: Gauge) -> None:
         self._gauge = gauge
-        self._shapes: dict[Shape, dict[Waiter, None]] = {}
+        self._queues: dict[QueueKey, dict[Waiter, None]] = {}
         self.promised = 0
 
     def __iter__(self) -> Iterator[Waiter]:
-        return (waiter for queue in self._shapes.values() for waiter in queue)
+        return (waiter for queue in self._queues.values() for waiter in queue)
 
     def __len__(self) -> int:
-        return sum(map(len, self._shapes.values()))
+        return sum(map(len, self._queues.values()))
 
     def __contains__(self, waiter: Waiter) -> bool:
-        return waiter in self._shapes.get(waiter.shape, ())
+        return waiter in self._queues.get(waiter.queue_key, ())
 
     @property
     def idle(self) -> bool:
         """Nobody waits, and nothing is promised."""
-        return not self._shapes and not self.promised
+        return not self._queues and not self.promised
 
     @abstractmethod
-    def shape_of(self, request: Any) -> Shape:
-        """Returns what a request shares with those that can be met when it can."""
+    def queue_of(self, request: Any) -> QueueKey:
+        """Returns what a request has in common with those whose turn comes after its own."""
 
     @abstractmethod
     def serve(self, newcomer: Waiter | None = None) -> Served:
-        """Takes out those whose turn it is; with a newcomer, only its own shape can have changed."""
+        """Takes out those whose turn it is; with a newcomer, only its own queue can have changed."""
 
     @abstractmethod
     def timeout(self, waiter: Waiter) -> TQError:
@@ -109,60 +117,60 @@ class Line(ABC):
 
     def add(self, waiter: Waiter) -> None:
         """Puts one in its place: at the end, or further up if it was granted and came back."""
-        shape = waiter.shape = self.shape_of(waiter.request)
-        queue = self._shapes.setdefault(shape, {})
+        key = waiter.queue_key = self.queue_of(waiter.request)
+        queue = self._queues.setdefault(key, {})
         came_back = bool(queue) and next(reversed(queue)).ticket > waiter.ticket
         queue[waiter] = None
         if came_back:
-            self._shapes[shape] = dict.fromkeys(sorted(queue, key=lambda each: each.ticket))
+            self._queues[key] = dict.fromkeys(sorted(queue, key=lambda each: each.ticket))
 
     def remove(self, waiter: Waiter) -> bool:
         """Takes one out; says whether it was there."""
-        queue = self._shapes.get(waiter.shape, {})
+        queue = self._queues.get(waiter.queue_key, {})
         if waiter not in queue:
             return False
         del queue[waiter]
         if not queue:
-            del self._shapes[waiter.shape]
+            del self._queues[waiter.queue_key]
         return True
 
 
 class ClaimLine(Line):
     """The claims of one consumer of one partition."""
 
-    def shape_of(self, request: Any) -> Shape:
-        """Fields, batch size and sampler."""
-        return tuple(request.fields), request.batch_size, request.sampler.SerializeToString(deterministic=True)
+    def queue_of(self, request: Any) -> QueueKey:
+        """The set of fields; and whether it can be met while the partition takes samples."""
+        return tuple(sorted(request.fields)), self._gauge.is_outsized(request)
 
     def serve(self, newcomer: Waiter | None = None) -> Served:
-        """Grants, in the order of their tickets, the claims that can be met."""
+        """Grants the first claims of the queues while they can be met, in the order of their tickets."""
         served: Served = []
-        shapes = list(self._shapes) if newcomer is None else [newcomer.shape]
-        counts: dict[Any, int] = {}
+        keys = list(self._queues) if newcomer is None else [newcomer.queue_key]
+        counts: dict[QueueKey, int] = {}
         grants = 0
-        while shapes and grants < GRANTS_MAX:
+        while keys and grants < GRANTS_MAX:
             first: Waiter | None = None
-            for shape in tuple(shapes):
-                head = self._head(shape, counts, served)
+            for key in tuple(keys):
+                head = self._head(key, counts, served)
                 if head is None:
-                    shapes.remove(shape)  # promises only grow in here: not this time
+                    keys.remove(key)  # promises only grow in here: not this time
                 elif first is None or head.ticket < first.ticket:
                     first = head
             if first is None:
                 break
-            first.promised = min(first.request.batch_size, counts[tuple(first.request.fields)])
+            first.promised = min(first.request.batch_size, counts[first.queue_key])
             self.promised += first.promised
             served.append((first, None))
             self.remove(first)
             grants += 1
         return served
 
-    def _head(self, shape: Shape, counts: dict[Any, int], served: Served) -> Waiter | None:
-        """Returns the first claim of a shape if it can be met; takes out those before it that never will be."""
-        while shape in self._shapes:
-            head = next(iter(self._shapes[shape]))
+    def _head(self, key: QueueKey, counts: dict[QueueKey, int], served: Served) -> Waiter | None:
+        """Returns the first claim of a queue if it can be met; takes out those before it that never will be."""
+        while key in self._queues:
+            head = next(iter(self._queues[key]))
             try:
-                verdict = self._verdict(head.request, counts)
+                verdict = self._verdict(head, counts)
             except TQError as error:  # of this one alone: its session ended, say
                 served.append((head, error))
                 self.remove(head)
@@ -172,18 +180,18 @@ class ClaimLine(Line):
                     f"partition {head.request.partition_id} is sealed, and consumer {head.request.consumer!r} "
                     "has had all of it"
                 )
-                served.extend((waiter, sealed) for waiter in self._shapes.pop(shape))
+                served.extend((waiter, sealed) for waiter in self._queues.pop(key))
             return head if verdict is Readiness.READY else None
         return None
 
-    def _verdict(self, request: pb.ClaimRequest, counts: dict[Any, int]) -> Readiness:
-        fields = tuple(request.fields)
-        if fields not in counts:
-            counts[fields] = self._gauge.ready_count(request)
+    def _verdict(self, waiter: Waiter, counts: dict[QueueKey, int]) -> Readiness:
+        request, key = waiter.request, waiter.queue_key
+        if key not in counts:
+            counts[key] = self._gauge.ready_count(request)
         if not self.promised:
             return self._gauge.readiness(request)
         # The rest of a sealed partition may be smaller than a batch; that is looked at once every promise is kept.
-        return Readiness.READY if counts[fields] - self.promised >= request.batch_size else Readiness.WAIT
+        return Readiness.READY if counts[key] - self.promised >= request.batch_size else Readiness.WAIT
 
     def timeout(self, waiter: Waiter) -> TQError:
         """ClaimTimeout, with how far it was."""
@@ -193,16 +201,18 @@ class ClaimLine(Line):
         except TQError as error:
             return error
         promised = f", {self.promised} of them promised to others," if self.promised else ""
+        first = next(iter(self._queues.get(waiter.queue_key, ())), waiter)
+        earlier = f"; a claim for {first.request.batch_size} came first" if first.ticket < waiter.ticket else ""
         return ClaimTimeout(
             f"consumer {request.consumer!r} of partition {request.partition_id}: {ready} samples are ready{promised} "
-            f"for {list(request.fields) or 'every field'}, and {request.batch_size} were asked for"
+            f"for {list(request.fields) or 'every field'}, and {request.batch_size} were asked for{earlier}"
         )
 
 
 class RoomLine(Line):
     """The commits to one partition that wait for room."""
 
-    def shape_of(self, request: Any) -> Shape:
+    def queue_of(self, request: Any) -> QueueKey:
         """All alike: nobody overtakes."""
         return ()
 
@@ -213,7 +223,7 @@ class RoomLine(Line):
             # Fields of samples that exist: those who wait may be waiting for the very samples that these complete.
             self.remove(newcomer)
             return [(newcomer, None)]
-        while self._shapes and not self.promised:
+        while self._queues and not self.promised:
             head = next(iter(self))
             contended = head is not newcomer
             try:
@@ -328,6 +338,11 @@ class Waiters:
     def readiness_changed(self, partition_id: int) -> None:
         """Claims on this partition may have become grantable: `serve` looks at them."""
         self._dirty.update(dict.fromkeys(self._claims.get(partition_id, {}).values()))
+
+    def session_ended(self) -> None:
+        """Whoever waits for a session that is gone is refused, and holds up nobody: `serve` looks at all claims."""
+        for lines in self._claims.values():
+            self._dirty.update(dict.fromkeys(lines.values()))
 
     def room_changed(self, partition_id: int) -> None:
         """Commits to this partition may fit now: `serve` looks at them."""

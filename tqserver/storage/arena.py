@@ -20,6 +20,7 @@ import os
 import secrets
 import stat
 import struct
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -195,7 +196,8 @@ def open_arena(path: Path, *, node: str, file_bytes: int, segment_bytes: int) ->
     Raises:
         InvalidArgument: the file is another node's, of another size, or none of ours; or the size is too small to use.
         StorageFull: the file system has no room for it.
-        Unavailable: another process serves this file, or the directory cannot be written to.
+        Unavailable: another process serves this file, an engine of its former node still runs, or the directory cannot
+            be written to.
     """
     if file_bytes < limits.ARENA_BYTES_MIN:
         raise InvalidArgument(
@@ -216,6 +218,7 @@ def open_arena(path: Path, *, node: str, file_bytes: int, segment_bytes: int) ->
         if not stat.S_ISREG(status.st_mode):
             raise InvalidArgument(f"arena file {path}: not a regular file")
         _lock(descriptor, path)
+        _await_engines_end(descriptor, path)
         created = _is_blank(descriptor)
         os.fchmod(descriptor, 0o600)
         if created:
@@ -251,6 +254,18 @@ def _lock(descriptor: int, path: Path) -> None:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise
         raise Unavailable(f"arena file {path} is served by another process; give each node a name of its own") from None
+
+
+def _await_engines_end(descriptor: int, path: Path) -> None:
+    """Waits until no engine of a former life can write to the file: what its windows held may then be used again."""
+    deadline = time.monotonic() + limits.ENGINE_GONE_WAIT
+    while wire.engine_locked(descriptor):
+        if time.monotonic() >= deadline:
+            raise Unavailable(
+                f"arena file {path}: an engine of its former node still runs after {limits.ENGINE_GONE_WAIT} s; "
+                "end it (`fuser` names its pid), then start again"
+            )
+        time.sleep(limits.ENGINE_GONE_POLL)
 
 
 def _is_blank(descriptor: int) -> bool:

@@ -1,7 +1,11 @@
 """The allocator of one arena: windows that sessions write into, and sealed extents.
 
 Every byte of the arena is exactly one of: free; reserved (in the window of a live session); quarantined (in the window
-of an ended session whose writer may still write through its mapping); sealed (in an extent that the controller knows).
+of an ended session whose writer may still write, through its mapping or through an engine); sealed (in an extent that
+the controller knows).
+
+A window is written through its client's mapping, through one engine, or through the node. The writer of a mapping is
+gone when its lock is; that of an engine when it says so itself, or when the engine's process is gone.
 
 Pure: no file, no clock, no socket. What must outlive the process (which runs of bytes somebody may still write to) is
 told to a `Ledger`; the rest comes back with the controller's next NodeSync.
@@ -72,7 +76,8 @@ class Window:
         offset: address of its first byte; after a restart, of the first that was left.
         length: bytes, as they were reserved; after a restart, up to the last that was left.
         mapped: the session writes to it through a mapping of its own.
-        ended: its session has ended.
+        engine: number of the engine that it is written through; 0 for none, or one of a former life of the node.
+        ended: its session has ended, and its writer may not know.
         runs: what is left of it, ascending.
     """
 
@@ -82,6 +87,7 @@ class Window:
     offset: int
     length: int
     mapped: bool
+    engine: int = 0
     ended: bool = False
     runs: list[Run] = field(default_factory=list)
 
@@ -134,6 +140,8 @@ class Allocator:
         self._by_session: dict[int, set[int]] = {}  # session → generations
         self._extents: dict[int, Extent] = {}  # by offset
         self._by_generation: dict[int, list[int]] = {}  # generation → extents' offsets, ascending
+        self._engines: set[int] = set()  # numbers of those that run
+        self._one_sided: dict[int, float] = {}  # generation of a window that waits for its engine's end → since when
         self._sealed = 0
         self._quarantined = 0
         self._reserved = 0
@@ -163,7 +171,32 @@ class Allocator:
         """Returns the sessions that have mapped windows → whether they have ended."""
         return {window.session: window.ended for window in self._windows.values() if window.mapped}
 
-    def reserve(self, session: int, partition: int, length: int, *, mapped: bool) -> Window:
+    def quarantined_since(self) -> float | None:
+        """Returns when the oldest window came into quarantine that an engine's end would free; None without one."""
+        return next(iter(self._one_sided.values()), None)
+
+    def engine_started(self, engine: int) -> None:
+        """An engine runs from now on, so that windows may be written through it.
+
+        Args:
+            engine: a number that no engine had before in the life of this allocator, and not 0.
+        """
+        self._engines.add(engine)
+
+    def engine_ended(self, engine: int) -> int:
+        """An engine's process is gone, and with it every write through it: frees what waited for that.
+
+        Returns:
+            How many bytes.
+        """
+        self._engines.discard(engine)
+        before = self._segments.free_bytes
+        for generation in list(self._one_sided):
+            if self._windows[generation].engine == engine:
+                self._give_all(self._windows[generation])
+        return self._segments.free_bytes - before
+
+    def reserve(self, session: int, partition: int, length: int, *, mapped: bool = False, engine: int = 0) -> Window:
         """Opens a window.
 
         Args:
@@ -171,25 +204,29 @@ class Allocator:
             partition: whose segments it is to lie in.
             length: at least this many bytes, in one piece.
             mapped: the session writes through a mapping of its own.
+            engine: the session writes through this engine, which runs; 0 for none.
 
         Raises:
-            InvalidArgument: `length` is not positive.
+            InvalidArgument: `length` is not positive, or no such engine runs.
             StorageFull: no room, in the arena or in the ledger.
         """
         if length <= 0:
             raise InvalidArgument(f"length {length}: reserve one byte at least")
+        if engine and engine not in self._engines:
+            raise InvalidArgument(f"engine {engine} does not run")
         if not self._ledger.has_room():
             raise StorageFull(f"{len(self._windows)} windows are open, as many as the arena's table holds; close some")
         size = align_up(length)
         offset = self._segments.take(partition, size)
         generation = self._ledger.next_generation()
-        window = Window(generation, session, partition, offset, size, mapped)
+        window = Window(generation, session, partition, offset, size, mapped, engine)
         self._open(window, Run(generation, session, partition, offset, offset + size, mapped))
         return window
 
     def close_window(self, session: int, generation: int, end: int) -> None:
         """Frees what lies behind `end` in a window; a window that is gone already is passed over.
 
+        Of a window that waits for its engine's end, everything is freed: the writer says that it is done.
         An `end` behind the window frees nothing: where the window ended is not known after a restart of the node.
 
         Raises:
@@ -200,7 +237,7 @@ class Allocator:
             return
         if window.session != session:
             raise InvalidArgument(f"window {generation} belongs to session {window.session}, not to {session}")
-        cut = align_up(end)
+        cut = align_up(end) if generation not in self._one_sided else 0
         for run in [run for run in window.runs if run.end > cut]:
             self._cut(window, run, max(cut, run.start), run.end)
             self._segments.give(max(cut, run.start), run.end)
@@ -270,24 +307,37 @@ class Allocator:
             count += 1
         return count
 
-    def end_session(self, session: int) -> None:
-        """Frees what the session reserved and did not commit; its mapped windows are quarantined until `release`."""
+    def end_session(self, session: int, *, now: float) -> None:
+        """Frees what the session reserved and did not commit, once nobody can write to it any more.
+
+        Its mapped windows are quarantined until `release`; those of an engine that runs, until `close_window` or
+        `engine_ended`.
+
+        Args:
+            session: ends.
+            now: on the clock of `quarantined_since`; never less than before.
+        """
         for generation in list(self._by_session.get(session, ())):
             window = self._windows[generation]
-            if not window.mapped:
+            if window.ended:
+                continue
+            if not window.mapped and window.engine not in self._engines:
                 self._give_all(window)
-            elif not window.ended:
-                size = sum(run.end - run.start for run in window.runs)
-                self._reserved -= size
-                self._quarantined += size
-                window.ended = True
+                continue
+            size = sum(run.end - run.start for run in window.runs)
+            self._reserved -= size
+            self._quarantined += size
+            window.ended = True
+            if not window.mapped:
+                self._one_sided[generation] = now
 
     def release(self, session: int) -> int:
-        """Frees an ended session's quarantined windows: its writer is gone. Returns how many bytes."""
+        """Frees an ended session's mapped windows: their writer is gone. Returns how many bytes."""
         before = self._segments.free_bytes
         for generation in list(self._by_session.get(session, ())):
-            if self._windows[generation].ended:
-                self._give_all(self._windows[generation])
+            window = self._windows[generation]
+            if window.ended and window.mapped:
+                self._give_all(window)
         return self._segments.free_bytes - before
 
     def restore(self, runs: Iterable[Run]) -> None:
@@ -311,8 +361,13 @@ class Allocator:
             if kept != run:
                 self._ledger.remove(run)
 
-    def sync(self, extents: Iterable[Extent], sessions: Iterable[int]) -> Outcome:
+    def sync(self, extents: Iterable[Extent], sessions: Iterable[int], *, now: float) -> Outcome:
         """Takes over the controller's whole truth: what is neither sealed nor reserved by a live session is freed.
+
+        Args:
+            extents: every one that is sealed.
+            sessions: every one that is live.
+            now: as for `end_session`.
 
         Returns:
             As `seal`; extents that were adopted are no surprise after a restart.
@@ -322,7 +377,7 @@ class Allocator:
         outcome = self.seal(truth[offset] for offset in sorted(truth))
         live = set(sessions)
         for session in [session for session in self._by_session if session not in live]:
-            self.end_session(session)
+            self.end_session(session, now=now)
         return outcome
 
     def _open(self, window: Window, run: Run, *, remembered: bool = False) -> None:
@@ -338,9 +393,8 @@ class Allocator:
         index = window.runs.index(run)
         rests = [run._replace(end=start), run._replace(start=end)]
         window.runs[index : index + 1] = rests = [rest for rest in rests if rest.start < rest.end]
-        for (
-            rest
-        ) in rests:  # remembered before the whole is forgotten: a death in between reserves too much, not too little
+        # Remembered before the whole is forgotten: a death in between reserves too much, not too little.
+        for rest in rests:
             self._ledger.add(rest)
         self._ledger.remove(run)
         if window.ended:
@@ -349,6 +403,7 @@ class Allocator:
             self._reserved -= end - start
         if not window.runs:
             del self._windows[window.generation]
+            self._one_sided.pop(window.generation, None)
             generations = self._by_session[window.session]
             generations.discard(window.generation)
             if not generations:

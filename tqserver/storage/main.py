@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import os
 import re
 import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 
 from tqclient.errors import TQError
 from tqclient.wire.v1 import storage_pb2_grpc
 from tqserver import limits, logs
-from tqserver.config import ADDRESS, FLAG, LOG_LEVEL, PATH, SECONDS, SIZE, load, option
+from tqserver.config import ADDRESS, COUNT, FLAG, LOG_LEVEL, PATH, PORTS, SECONDS, SIZE, choice, load, option
 from tqserver.security import Security
 from tqserver.serving import DaemonServer, announce, run_daemon
 from tqserver.storage.arena import Arena, open_arena
+from tqserver.storage.engine import Engine, EngineOptions, NoEngine
 from tqserver.storage.link import CHANNEL_OPTIONS, Link
 from tqserver.storage.node import Node
 from tqserver.storage.prefault import Prefault
-from tqserver.storage.service import StorageService
+from tqserver.storage.service import RawChunks, StorageService
 
 PROGRAM = "tq-storage"
 SERVICE = "tq.v1.Storage"
@@ -48,6 +52,29 @@ class StorageConfig:
     segment_bytes: int = option(limits.SEGMENT_BYTES, "most that a partition takes ahead of its need", kind=SIZE)
     unlink_on_exit: bool = option(False, "remove the arena file, and the blocks in it, on an orderly exit", kind=FLAG)
     prefault: bool = option(True, "touch the arena's pages in the background", kind=FLAG)
+    mooncake: str = option(
+        "auto",
+        "transfer engine for clients on other hosts; it has no authentication, and listens on every interface: for "
+        "private networks. auto: where it can be had, unless clients are told a loopback address; on: refuse to start "
+        "without; rdma: and refuse TCP; off",
+        kind=choice("auto", "on", "rdma", "off"),
+    )
+    mooncake_host: str | None = option(
+        None,
+        "name or address of this host that the engine tells its peers; unset is that of the address clients are told",
+    )
+    mooncake_devices: str = option("", "RDMA adapters that the engine may use, with commas; empty is all")
+    mooncake_gid_index: int | None = option(
+        None, "GID index of their ports; unset leaves it to the library", kind=COUNT
+    )
+    mooncake_ports: tuple[int, int] | None = option(
+        None, "ports that an engine draws its two from; unset is the library's 15000-17000", kind=PORTS
+    )
+    quarantine_seconds: float = option(
+        limits.QUARANTINE,
+        "how long bytes that a remote writer may still write to stay unused, before the engine is replaced to end that",
+        kind=SECONDS,
+    )
     drain_timeout: float = option(10.0, "longest wait for calls under way on an orderly exit", kind=SECONDS)
     log_level: str = option("info", "least severe level to log", kind=LOG_LEVEL)
     token_file: Path | None = option(
@@ -63,6 +90,10 @@ class StorageConfig:
             raise ValueError(
                 f"name {self.name!r}: up to 128 letters, digits and . _ -, beginning with a letter or digit"
             )
+        if self.mooncake_ports is not None:
+            low, high = self.mooncake_ports
+            if high - low + 1 < limits.ENGINE_PORTS_MIN:
+                raise ValueError(f"mooncake_ports {low}-{high}: at least {limits.ENGINE_PORTS_MIN} ports")
 
     @property
     def arena_file(self) -> Path:
@@ -98,13 +129,82 @@ def advertised(bound: str, advertise: str | None) -> str:
     return f"{socket.gethostname()}:{port}" if host in ("0.0.0.0", "[::]", "*") else bound
 
 
+def engine_host(config: StorageConfig) -> str:
+    """Returns the name or address of this host that an engine tells its peers."""
+    if config.mooncake_host is not None:
+        return config.mooncake_host
+    host, _, _ = advertised(config.listen, config.advertise).rpartition(":")
+    return host.strip("[]")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address means the host itself, to whoever uses it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def make_engine(config: StorageConfig, node: Node, arena: Arena, memory_ready: asyncio.Event) -> Engine | NoEngine:
+    """Returns the engine that the configuration asks for; it is not started yet."""
+    host = engine_host(config)
+    if config.mooncake == "off":
+        return NoEngine("switched off with --mooncake=off")
+    if config.mooncake == "auto" and is_loopback(host):
+        return NoEngine(
+            f"clients are told to reach this node at {host}, which is not to be had from another host, and an engine "
+            "would be open to all of them; --mooncake=on starts one all the same"
+        )
+    options = EngineOptions(
+        arena.path,
+        arena.header.arena,
+        host,
+        config.mooncake_devices,
+        config.mooncake_ports,
+        config.mooncake_gid_index,
+        rdma=config.mooncake == "rdma",
+    )
+    populated = memory_ready if config.prefault else None
+    return Engine(node, options, quarantine=config.quarantine_seconds, populated=populated)
+
+
+def has_adapter() -> bool:
+    """Whether an engine may run over RDMA here."""
+    return "MC_FORCE_TCP" not in os.environ and any(Path("/dev/infiniband").glob("uverbs*"))
+
+
+async def keep(engine: Engine | NoEngine, memory_ready: asyncio.Event) -> None:
+    """Runs the engine, if there is to be one, until it is cancelled.
+
+    Over RDMA an engine pins every page of the arena, so all of them have to be there first. Over TCP it starts at once.
+    """
+    if isinstance(engine, Engine):
+        if has_adapter():
+            await memory_ready.wait()
+        await engine.run()
+    await asyncio.Event().wait()  # nothing is left to do, and that is no fault
+
+
 async def serve(config: StorageConfig, arena: Arena, stop: asyncio.Event) -> int:
-    """Serves an open arena until `stop` is set; returns the exit status."""
+    """Serves an open arena until `stop` is set; returns the exit status.
+
+    Raises:
+        TransportUnavailable: an engine is required, and cannot be had.
+    """
     node = Node(arena)
     loop = asyncio.get_running_loop()
-    prefault = Prefault(arena, lambda size: loop.call_soon_threadsafe(node.extend, size), populate=config.prefault)
-    server = DaemonServer(interceptors=config.security.interceptors(), credentials=config.security.credentials())
-    service = StorageService(node, lambda: prefault.done_bytes)
+    memory_ready = asyncio.Event()
+    engine = make_engine(config, node, arena, memory_ready)
+    prefault = Prefault(
+        arena,
+        lambda size: loop.call_soon_threadsafe(node.extend, size),
+        populate=config.prefault,
+        finished=lambda: loop.call_soon_threadsafe(memory_ready.set),
+    )
+    server = DaemonServer(
+        interceptors=[RawChunks(), *config.security.interceptors()], credentials=config.security.credentials()
+    )
+    service = StorageService(node, lambda: prefault.done_bytes, engine)
     storage_pb2_grpc.add_StorageServicer_to_server(service, server.grpc)  # type: ignore[no-untyped-call,unused-ignore]
     config.security.warn(config.listen)
     bound = await server.start(config.listen, [SERVICE])
@@ -116,24 +216,37 @@ async def serve(config: StorageConfig, arena: Arena, stop: asyncio.Event) -> int
         open_channel=config.open_channel,
         metadata=config.link_metadata,
     )
-    running = asyncio.create_task(link.run(), name="link")
-    stopping = asyncio.create_task(stop.wait(), name="stop")
+    tasks = [
+        asyncio.create_task(stop.wait(), name="stop"),
+        asyncio.create_task(keep(engine, memory_ready), name="engine"),
+    ]
     try:
         prefault.start()
+        if isinstance(engine, Engine) and config.mooncake != "auto":
+            # Nobody was told of this node yet, so that none is disappointed when it ends here.
+            await _until_first([asyncio.create_task(engine.first(), name="first engine"), *tasks])
+        tasks.append(asyncio.create_task(link.run(), name="link"))
         announce(bound, name=config.name, arena=str(arena.path), incarnation=node.incarnation)
         _log.info(
             "serving", address=address, arena=str(arena.path), bytes=arena.header.file_bytes, created=arena.created
         )
-        await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()  # the link only ever ends by a fault: let it be seen
+        await _until_first(tasks)
         await server.drain(config.drain_timeout)
     finally:
-        running.cancel()
-        stopping.cancel()
+        for task in tasks:
+            task.cancel()
         prefault.stop()
+        await server.grpc.stop(None)
+        await asyncio.gather(*tasks, return_exceptions=True)  # the engine's process is gone then
     _log.info("stopped")
     return 0
+
+
+async def _until_first(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Waits until one of these ends, and raises its error if it ended by one."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

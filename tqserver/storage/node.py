@@ -46,6 +46,8 @@ class Node:
         self._synced = False
         self._changed = asyncio.Event()  # replaced at every change of what calls wait for
         self._reported_gone: set[int] = set()
+        self._engine = 0  # number of the one that new windows are written through; 0 for none
+        self._segment = ""  # under which peers open it
 
     def usage(self) -> Usage:
         """Returns how many bytes are in which state."""
@@ -59,6 +61,25 @@ class Node:
     def extend(self, allocated_bytes: int) -> None:
         """Another part of the arena file is allocated."""
         self._allocator.extend(allocated_bytes)
+
+    # The transfer engine.
+
+    def engine_started(self, engine: int, segment: str) -> None:
+        """From now on, one-sided windows are given for this engine alone."""
+        self._allocator.engine_started(engine)
+        self._engine, self._segment = engine, segment
+
+    def engine_ended(self, engine: int) -> None:
+        """An engine's process is gone: nothing is written through it any more."""
+        if engine == self._engine:
+            self._engine, self._segment = 0, ""
+        freed = self._allocator.engine_ended(engine)
+        if freed:
+            _log.info("quarantine ended with the engine", engine=engine, bytes=freed)
+
+    def quarantined_since(self) -> float | None:
+        """Returns when, on the loop's clock, the oldest window came into quarantine that an engine's end would free."""
+        return self._allocator.quarantined_since()
 
     # Orders of the controller.
 
@@ -85,7 +106,7 @@ class Node:
 
     def _sync(self, sync: pb.NodeSync, sequence: int) -> None:
         sessions = unpack_array(sync.sessions, U64, what="sessions").tolist()
-        outcome = self._allocator.sync(_extents(sync.extents), sessions)
+        outcome = self._allocator.sync(_extents(sync.extents), sessions, now=self._now())
         if not self._synced:
             outcome.adopted.clear()  # a node that was just started learns of its extents this way
         self._log_outcome(outcome)
@@ -117,8 +138,12 @@ class Node:
 
     def _end_session(self, session: int) -> None:
         self._live.discard(session)
-        self._allocator.end_session(session)
+        self._allocator.end_session(session, now=self._now())
         self._release_quarantined()
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
 
     def detached(self) -> None:
         """The link broke: what is known stays in force until the next NodeSync."""
@@ -150,19 +175,31 @@ class Node:
 
     # Calls of clients.
 
-    async def reserve(self, session: int, partition: int, length: int, *, mapped: bool) -> Window:
+    async def reserve(self, session: int, partition: int, length: int, *, mapped: bool, segment: str = "") -> Window:
         """Opens a window for a live session; waits up to `limits.SESSION_WAIT` to hear of one that is new.
+
+        Args:
+            session: who asks.
+            partition: whose segments it is to lie in.
+            length: at least this many bytes.
+            mapped: the client writes through a mapping of its own.
+            segment: of the engine that the client writes through; empty for none.
 
         Raises:
             LeaseExpired: the session has ended, or the controller knows none of that number.
-            Unavailable: the controller has not been heard of.
-            InvalidArgument: `mapped` without the writer lock, or `length` is 0.
+            Unavailable: the controller has not been heard of, or the engine was replaced.
+            InvalidArgument: `mapped` without the writer lock or beside a segment, or `length` is 0.
             StorageFull: no room.
         """
+        if mapped and segment:
+            raise InvalidArgument("a window is written through a mapping or through an engine, not through both")
         await self._wait_for_session(session)
+        if segment and segment != self._segment:
+            raise Unavailable(f"engine {segment} was replaced; ask the node for the present one")
         if mapped and not self.arena.writer_lock_held(session):
             raise InvalidArgument(f"session {session} holds no writer lock on {self.arena.path}; take it, then reserve")
-        return self._allocator.reserve(session, partition, length, mapped=mapped)
+        engine = self._engine if segment else 0
+        return self._allocator.reserve(session, partition, length, mapped=mapped, engine=engine)
 
     async def _wait_for_session(self, session: int) -> None:
         loop = asyncio.get_running_loop()

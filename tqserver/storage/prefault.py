@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import threading
@@ -14,8 +13,8 @@ import numpy as np
 from tqclient.errors import StorageFull
 from tqserver import limits, logs
 from tqserver.storage.arena import Arena
+from tqserver.storage.populate import populate
 
-_MADV_POPULATE_WRITE: Final = 23  # Linux 5.14; the mmap module has no name for it
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 _log = logs.get("storage.prefault")
@@ -28,12 +27,21 @@ class Prefault:
         arena: open.
         allocated: called, on the thread, with `arena.allocated_bytes` each time it has grown.
         populate: whether to do the second half.
+        finished: called, on the thread, once all of that is done.
     """
 
-    def __init__(self, arena: Arena, allocated: Callable[[int], object], *, populate: bool) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        allocated: Callable[[int], object],
+        *,
+        populate: bool,
+        finished: Callable[[], object] = lambda: None,
+    ) -> None:
         self._arena = arena
         self._allocated = allocated
         self._populates = populate
+        self._finished = finished
         self._done_bytes = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="prefault", daemon=True)
@@ -57,6 +65,8 @@ class Prefault:
         self._allocate()
         if self._populates:
             self._populate()
+        if not self._stop.is_set():
+            self._finished()
 
     def _allocate(self) -> None:
         while not self._stop.is_set():
@@ -72,21 +82,18 @@ class Prefault:
                 self._stop.wait(limits.ALLOCATE_RETRY)
 
     def _populate(self) -> None:
-        madvise = ctypes.CDLL(None, use_errno=True).madvise  # a call through CDLL runs without the GIL
-        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         data = self._arena.data
         base, size = data.ctypes.data, self._arena.allocated_bytes
-        populate = True
+        can_populate = True
         for start in range(0, size, limits.PREFAULT_STEP_BYTES):
             if self._stop.is_set():
                 return
             length = min(limits.PREFAULT_STEP_BYTES, size - start)
-            if populate and madvise(base + start, length, _MADV_POPULATE_WRITE) != 0:
-                number = ctypes.get_errno()
-                populate = False
+            if can_populate and (number := populate(base + start, length)) != 0:
+                can_populate = False
                 if number != errno.EINVAL:
                     _log.warning("cannot populate ahead; reading instead", error=os.strerror(number))
-            if not populate:
+            if not can_populate:
                 # A read brings the page in as well, and unlike a write it cannot undo somebody's store.
                 np.max(data[start : start + length : _PAGE])
             self._done_bytes = start + length

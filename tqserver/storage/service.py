@@ -6,14 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import grpc
 import numpy as np
 
 from tqclient.errors import InvalidArgument
 from tqclient.limits import CHUNK_BYTES
+from tqclient.wire.chunks import READ_METHOD, encode_chunk
 from tqclient.wire.packing import U64, unpack_array
 from tqclient.wire.v1 import storage_pb2 as pb
 from tqclient.wire.v1 import storage_pb2_grpc
 from tqserver import limits
+from tqserver.storage.engine import EngineState
 from tqserver.storage.node import Node
 
 
@@ -23,11 +26,13 @@ class StorageService(storage_pb2_grpc.StorageServicer):
     Args:
         node: what it serves.
         prefaulted_bytes: how far the prefault has come.
+        engine: the transfer engine beside it.
     """
 
-    def __init__(self, node: Node, prefaulted_bytes: Callable[[], int]) -> None:
+    def __init__(self, node: Node, prefaulted_bytes: Callable[[], int], engine: EngineState) -> None:
         self._node = node
         self._prefaulted_bytes = prefaulted_bytes
+        self._engine = engine
 
     async def DescribeNode(self, request: pb.DescribeNodeRequest, context: Any) -> pb.DescribeNodeReply:  # noqa: N802
         """Answers with the node's identity and usage."""
@@ -47,11 +52,30 @@ class StorageService(storage_pb2_grpc.StorageServicer):
             prefaulted_bytes=min(self._prefaulted_bytes(), usage.capacity),
             controller_sequence=node.arena.controller_sequence,
             attached=node.attached,
+            mooncake=self._endpoint(),
+            mooncake_refusal=self._engine.refusal,
+            mooncake_expected=self._engine.expected,
+        )
+
+    def _endpoint(self) -> pb.MooncakeEndpoint | None:
+        endpoint = self._engine.endpoint
+        if endpoint is None:
+            return None
+        return pb.MooncakeEndpoint(
+            segment=endpoint.segment,
+            base=endpoint.base,
+            registered_bytes=endpoint.registered_bytes,
+            protocol=endpoint.protocol,
+            registrations=endpoint.registrations,
+            gather=endpoint.gather,
+            gather_secret=endpoint.gather_secret,
         )
 
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.Window:  # noqa: N802
         """Opens a window."""
-        window = await self._node.reserve(request.session, request.partition_id, request.length, mapped=request.mapped)
+        window = await self._node.reserve(
+            request.session, request.partition_id, request.length, mapped=request.mapped, segment=request.segment
+        )
         return pb.Window(
             offset=window.offset,
             length=window.length,
@@ -88,8 +112,12 @@ class StorageService(storage_pb2_grpc.StorageServicer):
     def _target(self, first: pb.WriteChunk, skip: int, length: int) -> Any:
         return self._node.writable(first.session, first.generation, first.incarnation, first.offset + skip, length)
 
-    async def Read(self, request: pb.ReadRequest, context: Any) -> AsyncIterator[pb.ReadChunk]:  # noqa: N802
-        """Streams ranges in the order asked for; small neighbours share a chunk, and large ranges take several."""
+    async def Read(self, request: pb.ReadRequest, context: Any) -> AsyncIterator[bytes]:  # noqa: N802
+        """Streams ranges in the order asked for; small neighbours share a chunk, and large ranges take several.
+
+        Yields:
+            Serialized ReadChunks: see `RawChunks`.
+        """
         ranges = unpack_array(request.ranges, U64, what="ranges", columns=3).tolist()
         if len(ranges) > limits.READ_RANGES_MAX:
             raise InvalidArgument(f"{len(ranges)} ranges, at most {limits.READ_RANGES_MAX} in one Read")
@@ -102,11 +130,21 @@ class StorageService(storage_pb2_grpc.StorageServicer):
             start = 0
             while start < length:
                 size = min(room, length - start)
-                parts.append(self._node.readable(offset + start, size, generation).tobytes())
+                parts.append(self._node.readable(offset + start, size, generation))
                 start += size
                 room -= size
                 if not room:
-                    yield pb.ReadChunk(data=b"".join(parts))
+                    yield encode_chunk(parts, CHUNK_BYTES)
                     parts, room = [], CHUNK_BYTES
         if parts:
-            yield pb.ReadChunk(data=b"".join(parts))
+            yield encode_chunk(parts, CHUNK_BYTES - room)
+
+
+class RawChunks(grpc.aio.ServerInterceptor):
+    """Sends what `Read` yields as it is. It stands before every other interceptor."""
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        """See grpc."""
+        handler = await continuation(handler_call_details)
+        raw = handler is not None and handler_call_details.method == READ_METHOD
+        return handler._replace(response_serializer=None) if raw else handler

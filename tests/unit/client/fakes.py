@@ -24,6 +24,7 @@ from tqclient.errors import (
     TQError,
     Unavailable,
 )
+from tqclient.info import PartitionRef
 from tqclient.operations.effects import CONTROLLER, Call, Operation, Sleep, Work
 from tqclient.state import ClientState
 from tqclient.transport.base import Place
@@ -62,6 +63,8 @@ class Sample:
 
 
 class FakeFetched:
+    owned_bytes = 0
+
     def __init__(self, source: NDArray[np.uint8], extent: common_pb2.Extent, ranges: NDArray[np.uint64]) -> None:
         self._source, self._extent, self._ranges = source, extent, ranges.tolist()
         self.closed = False
@@ -78,13 +81,19 @@ class FakeFetched:
 
 
 class FakeTransport:
-    """Writes to and reads from the fake's arena."""
+    """Writes to and reads from the arena of a fake node."""
 
-    name, reason, mapped = "shm", "a fake", True
+    reason = "a fake"
 
-    def __init__(self, service: FakeService) -> None:
-        self._service = service
-        self.arena = service.node.arena
+    def __init__(self, node: FakeNode) -> None:
+        self._node = node
+        self.name = node.path
+        self.mapped = node.path == "shm"
+        self.segment = node.segment if node.path == "mooncake" else ""
+        self.usable = self.quiet = True
+        self.better_after: float | None = None
+        self.closed = False
+        self.arena = node.node.arena
         self.sessions: list[int] = []
         self.fetched: list[FakeFetched] = []
 
@@ -96,28 +105,130 @@ class FakeTransport:
 
     @contextmanager
     def write(self, place: Place, *, session: int, timeout: float | None) -> Iterator[NDArray[np.uint8]]:
-        self._service.take_fault("write")
+        self._node.service.take_fault("write")
         assert session in self.sessions
-        yield self._service.memory[place.offset : place.offset + place.length]
+        target = self._node.memory[place.offset : place.offset + place.length]
+        if self.mapped:
+            yield target
+            return
+        staging = allocate(place.length)
+        yield staging
+        self._node.answer(timeout)
+        target[:] = staging
 
     def read(self, extent: common_pb2.Extent, ranges: NDArray[np.uint64], *, timeout: float | None) -> FakeFetched:
-        self._service.take_fault("read")
-        fetched = FakeFetched(self._service.memory, extent, ranges)
+        self._node.service.take_fault("read")
+        if not self.mapped:
+            self._node.answer(timeout)
+        assert extent.arena == self.arena
+        if self.arena != self._node.node.arena:
+            raise SampleNotFound("the ranges lie in no extent of that generation")
+        fetched = FakeFetched(self._node.memory, extent, ranges)
         self.fetched.append(fetched)
         return fetched
 
     def close(self) -> None:
-        pass
+        self.closed = True
+
+
+class FakeNode:
+    """A storage node with an arena of `ARENA_BYTES`.
+
+    Attributes:
+        node: as the controller describes it.
+        path: the transport that leads to it.
+        segment: of its engine, when that is mooncake.
+        condition: `well`; `away`: calls fail at once; `hung`: calls fail when their time is up.
+        full: has room for nothing.
+        longest_bytes: of one piece.
+        windows: generation → offset, length.
+        closings: of windows, as they were asked for.
+    """
+
+    def __init__(self, service: FakeService, index: int, path: str) -> None:
+        self.service = service
+        self.node = pb.Node(name=f"n{index}", address=f"node:{index}", arena=7 + index, incarnation=1, attached=True)
+        self.node.capacity_bytes = ARENA_BYTES
+        self.path = path
+        self.segment = "engine-1"
+        self.condition = "well"
+        self.memory = allocate(ARENA_BYTES)
+        self.free_offset = 0
+        self.full = False
+        self.longest_bytes = ARENA_BYTES
+        self.windows: dict[int, tuple[int, int]] = {}
+        self.kept = [0]  # ends of what closed windows keep
+        self.granted = 0
+        self.closings: list[storage_pb2.CloseWindowRequest] = []
+        self.transport = FakeTransport(self)
+        self.opened = 0
+
+    def open(self, seconds: float) -> FakeTransport:
+        """Opens a path, as `open_transport` does: the node describes itself."""
+        self.answer(seconds)
+        self.opened += 1
+        if self.opened > 1:
+            self.transport = FakeTransport(self)
+        return self.transport
+
+    def answer(self, timeout: float | None) -> None:
+        """Answers a call, or fails it as the node's condition demands."""
+        if self.condition == "hung":
+            assert timeout is not None
+            self.service.clock.now += timeout
+            raise Unavailable("deadline exceeded")
+        if self.condition == "away":
+            raise Unavailable("connection refused")
+
+    def lose_arena(self) -> None:
+        """Comes back with another arena, which is empty."""
+        self.node.arena += 100
+        self.node.incarnation += 1
+        self.memory = allocate(ARENA_BYTES)
+        self.windows.clear()
+        self.kept, self.free_offset = [0], 0
+
+    def describe_node(self, request: storage_pb2.DescribeNodeRequest) -> storage_pb2.DescribeNodeReply:
+        return storage_pb2.DescribeNodeReply(name=self.node.name)
+
+    def reserve(self, request: storage_pb2.ReserveRequest) -> storage_pb2.Window:
+        if request.session not in self.service.sessions:
+            raise LeaseExpired("the node does not know the session")
+        if request.segment not in ("", self.segment):
+            raise Unavailable("the engine was replaced")
+        if self.full or request.length > self.longest_bytes or self.free_offset + request.length > ARENA_BYTES:
+            raise StorageFull(f"node {self.node.name} has {ARENA_BYTES - self.free_offset} bytes free")
+        window = storage_pb2.Window(offset=self.free_offset, length=request.length, incarnation=1)
+        self.granted += 1
+        window.generation = self.granted
+        self.windows[window.generation] = (window.offset, window.length)
+        self.free_offset += request.length
+        return window
+
+    def close_window(self, request: storage_pb2.CloseWindowRequest) -> storage_pb2.CloseWindowReply:
+        self.closings.append(request)
+        if request.generation not in self.windows:  # of an arena that was lost
+            return storage_pb2.CloseWindowReply()
+        offset, length = self.windows.pop(request.generation)
+        assert offset <= request.end <= offset + length
+        self.kept.append(request.end if request.end > offset else 0)
+        self.free_offset = max([*self.kept, *(sum(window) for window in self.windows.values())])
+        return storage_pb2.CloseWindowReply()
 
 
 class FakeService:
-    """One controller and one node of `ARENA_BYTES`; mutations are deduplicated as the real one does it."""
+    """One controller and some nodes; mutations are deduplicated as the real one does it.
 
-    def __init__(self) -> None:
+    Args:
+        paths: the transport to each node.
+        replicas: of the partition.
+    """
+
+    def __init__(self, *paths: str, replicas: int = 1) -> None:
         self.clock = Clock()
-        self.memory = allocate(ARENA_BYTES)
-        self.node = pb.Node(name="n0", address="node:1", arena=7, incarnation=1, attached=True)
-        self.node.capacity_bytes = ARENA_BYTES
+        self.nodes = [FakeNode(self, index, path) for index, path in enumerate(paths or ("shm",))]
+        self.first = self.nodes[0]
+        self.replicas = replicas
         self.calls: list[tuple[str, Any]] = []
         self.faults: dict[str, list[Fault]] = defaultdict(list)
         self.sleeps: list[float] = []
@@ -128,19 +239,23 @@ class FakeService:
         self.claims: dict[int, list[int]] = {}
         self.leased: set[int] = set()
         self.consumed: list[int] = []
-        self.free_offset = 0
         self.sent_directories: set[int] = set()
         self.pins: set[int] = set()
-        self.full = False
-        self.longest_bytes = ARENA_BYTES
         self.topology_version = 0
-        self.windows: dict[int, tuple[int, int]] = {}
         self._sessions_made = 0
         self._replies: dict[int, Any] = {}
-        self.transport = FakeTransport(self)
-        self.state = ClientState(
-            "fake:7700", 30.0, lambda *_: self.transport, allocate, clock=self.clock, rng=random.Random(1)
-        )
+        self.state = ClientState("fake:7700", 30.0, self._open, allocate, clock=self.clock, rng=random.Random(1))
+
+    def _open(self, node: pb.Node, seconds: float) -> FakeTransport:
+        return self.at(node.address).open(seconds)
+
+    def at(self, address: str) -> FakeNode:
+        """Returns the node behind an address."""
+        return next(node for node in self.nodes if node.node.address == address)
+
+    def ref(self) -> PartitionRef:
+        """Returns the partition."""
+        return PartitionRef(1, "part", {}, self.replicas)
 
     # Driving.
 
@@ -169,19 +284,22 @@ class FakeService:
             return effect.run()
         assert isinstance(effect, Call)
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", effect.method).lower()
-        of_controller = getattr(self, f"on_{name}", None)
-        assert effect.target == (CONTROLLER if of_controller else self.node.address)
         request = type(effect.request)()
         request.CopyFrom(effect.request)
         self.calls.append((effect.method, request))
         if effect.timeout <= 0:
             raise Unavailable(f"{effect.method}: no time left")
+        if effect.target != CONTROLLER:
+            self.at(effect.target).answer(effect.timeout)
         fault = self.faults[effect.method].pop(0) if self.faults[effect.method] else None
         if fault is not None and fault.before is not None:
             fault.before()
         if fault is not None and not fault.reply_lost:
             raise fault.error
-        reply = self._once(request, of_controller or getattr(self, f"node_{name}"))
+        of_controller = effect.target == CONTROLLER
+        reply = self._once(
+            request, getattr(*((self, f"on_{name}") if of_controller else (self.at(effect.target), name)))
+        )
         if fault is not None:
             raise fault.error
         return reply
@@ -222,7 +340,10 @@ class FakeService:
     def on_open_session(self, request: pb.OpenSessionRequest) -> pb.OpenSessionReply:
         self._sessions_made += 1
         self.sessions.add(self._sessions_made)
-        return pb.OpenSessionReply(session=self._sessions_made, lease_ms=LEASE_MS, epoch=1, nodes=[self.node])
+        return pb.OpenSessionReply(session=self._sessions_made, lease_ms=LEASE_MS, epoch=1, nodes=self._described())
+
+    def _described(self) -> list[pb.Node]:
+        return [node.node for node in self.nodes]
 
     def on_heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatReply:
         if request.session not in self.sessions:
@@ -235,7 +356,7 @@ class FakeService:
         return pb.CloseSessionReply()
 
     def on_describe_cluster(self, request: pb.DescribeClusterRequest) -> pb.DescribeClusterReply:
-        return pb.DescribeClusterReply(epoch=1, nodes=[self.node], topology_version=self.topology_version)
+        return pb.DescribeClusterReply(epoch=1, nodes=self._described(), topology_version=self.topology_version)
 
     def on_create_partition(self, request: pb.CreatePartitionRequest) -> pb.PartitionReply:
         return pb.PartitionReply(partition=self._partition(request.name))
@@ -246,7 +367,8 @@ class FakeService:
         return pb.PartitionReply(partition=self._partition(request.name))
 
     def _partition(self, name: str) -> pb.Partition:
-        return pb.Partition(partition_id=1, name=name, version=-1, fields=self._fields(self.forms))
+        policy = pb.Policy(replicas=self.replicas)
+        return pb.Partition(partition_id=1, name=name, policy=policy, version=-1, fields=self._fields(self.forms))
 
     def _fields(self, names: Any) -> list[pb.Field]:
         return [pb.Field(name=name, form=self.forms[name]) for name in names]
@@ -260,6 +382,7 @@ class FakeService:
             raise DuplicateKey("exists", rows=clashes, existing_ids=[existing[keys[row]] for row in clashes])
         places = []
         for block in request.blocks:
+            assert len({extent.node for extent in block.extents}) == len(block.extents) == self.replicas
             block_id = len(self.blocks) + 100
             self.blocks[block_id] = block
             places += [(block_id, row) for row in range(block.rows)]
@@ -335,26 +458,6 @@ class FakeService:
         if request.verdict == pb.VERDICT_ACK:
             self.consumed += ids
         return pb.SettleReply()
-
-    # The node.
-
-    def node_reserve(self, request: storage_pb2.ReserveRequest) -> storage_pb2.Window:
-        if request.session not in self.sessions:
-            raise LeaseExpired("the node does not know the session")
-        if self.full or request.length > self.longest_bytes or self.free_offset + request.length > ARENA_BYTES:
-            raise StorageFull(f"node n0 has {ARENA_BYTES - self.free_offset} bytes free")
-        window = storage_pb2.Window(offset=self.free_offset, length=request.length, incarnation=1)
-        window.generation = len(self.windows) + 1
-        self.windows[window.generation] = (window.offset, window.length)
-        self.free_offset += request.length
-        return window
-
-    def node_close_window(self, request: storage_pb2.CloseWindowRequest) -> storage_pb2.CloseWindowReply:
-        offset, length = self.windows.pop(request.generation)
-        assert offset <= request.end <= offset + length
-        if offset + length == self.free_offset:
-            self.free_offset = request.end
-        return storage_pb2.CloseWindowReply()
 
 
 def gone(_: str = "") -> TQError:

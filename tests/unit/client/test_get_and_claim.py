@@ -54,7 +54,7 @@ def do_claim(service: FakeService, ref: PartitionRef, size: int, timeout: float 
 def flip_a_payload_byte(service: FakeService) -> None:
     block = next(iter(service.blocks.values()))
     position = block.extents[0].offset + block.extents[0].length - 64
-    service.memory[position] ^= 1
+    service.first.memory[position] ^= 1
 
 
 def test_rows_come_in_the_order_asked_for_across_blocks(filled: FakeService, ref: PartitionRef) -> None:
@@ -73,7 +73,7 @@ def test_get_by_key_and_some_fields(filled: FakeService, ref: PartitionRef) -> N
 def test_one_locate_and_one_read_per_block(filled: FakeService, ref: PartitionRef) -> None:
     do_get(filled, ref, [1, 2, 3, 4])
     assert [name for name, _ in filled.calls] == ["Locate"]
-    assert len(filled.transport.fetched) == 2
+    assert len(filled.first.transport.fetched) == 2
 
 
 def test_a_directory_that_was_sent_before_is_remembered_or_asked_for(filled: FakeService, ref: PartitionRef) -> None:
@@ -87,7 +87,7 @@ def test_a_directory_that_was_sent_before_is_remembered_or_asked_for(filled: Fak
 
 def test_a_copy_drops_its_pin_with_the_next_call(filled: FakeService, ref: PartitionRef) -> None:
     do_get(filled, ref, [1])
-    assert all(fetched.closed for fetched in filled.transport.fetched)
+    assert all(fetched.closed for fetched in filled.first.transport.fetched)
     assert len(filled.pins) == 1
     filled.run(heartbeat(filled.state, 1.0))
     assert filled.pins == set()
@@ -375,8 +375,8 @@ def test_consumer_arguments_that_are_off(ref: PartitionRef, arguments: dict[str,
 
 
 def test_closing_returns_what_was_reserved(filled: FakeService) -> None:
-    assert filled.windows
+    assert filled.first.windows
     filled.run(close_session(filled.state))
-    assert filled.windows == {}
+    assert filled.first.windows == {}
     assert filled.sessions == set()
-    assert filled.transport.sessions == []
+    assert filled.first.transport.sessions == []

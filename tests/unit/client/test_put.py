@@ -64,7 +64,7 @@ def test_a_large_put_is_one_block_where_it_fits_in_one_piece(
     monkeypatch.setattr(operation, "BLOCK_BYTES_APART", 16 * 1024)
     values = {"x": torch.arange(12_800).view(100, 128)}  # 1,024 bytes a row
     whole = do_put(service, ref, values)
-    service.longest_bytes = 32 * 1024
+    service.first.longest_bytes = 32 * 1024
     apart = do_put(service, ref, values)
     commits = [request for name, request in service.calls if name == "Commit"]
     assert [len(request.blocks) for request in commits] == [1, 7]  # 15 rows of 1 KiB and the directory fit 16 KiB
@@ -124,7 +124,7 @@ def test_a_lost_session_is_opened_again_and_the_bytes_are_written_again(
     first, second = (request for name, request in service.calls if name == "Commit")
     assert first.mutation.request == second.mutation.request
     assert (first.mutation.session, second.mutation.session) == (1, 2)
-    assert service.transport.sessions == [2]
+    assert service.first.transport.sessions == [2]
     assert [row.tolist() for row in read_back(service, ref, ids)["tokens"]] == [[0, 1, 2], [0, 1, 2, 3, 4]]
 
 
@@ -136,11 +136,11 @@ def test_a_put_that_is_late_leaves_no_lock_of_an_ended_session(service: FakeServ
         session = service.state.session
         assert session is not None
         service.state.session_ended(session)
-        service.transport.session_opened(session.session)  # as the put, on its way to the node, does
+        service.first.transport.session_opened(session.session)  # as the put, on its way to the node, does
 
     service.fault("Reserve", LeaseExpired("unknown session"), before=notice)
     do_put(service, ref)
-    assert service.transport.sessions == [2]
+    assert service.first.transport.sessions == [2]
 
 
 def test_a_session_that_the_node_does_not_know_yet_is_not_given_up(service: FakeService, ref: PartitionRef) -> None:
@@ -172,7 +172,7 @@ def test_the_deadline_ends_the_tries(service: FakeService, ref: PartitionRef) ->
 
 
 def test_a_full_node_is_tried_for_a_second(service: FakeService, ref: PartitionRef) -> None:
-    service.full = True
+    service.first.full = True
     start = service.clock.now
     with pytest.raises(StorageFull, match="n0: node n0 has 1048576 bytes free"):
         do_put(service, ref)
@@ -181,7 +181,7 @@ def test_a_full_node_is_tried_for_a_second(service: FakeService, ref: PartitionR
 
 
 def test_a_node_with_little_room_gets_a_window_that_fits_exactly(service: FakeService, ref: PartitionRef) -> None:
-    service.free_offset = (1 << 20) - 4096
+    service.first.free_offset = (1 << 20) - 4096
     do_put(service, ref)
     lengths = [request.length for name, request in service.calls if name == "Reserve"]
     assert lengths[0] == 256 * 1024
@@ -197,8 +197,8 @@ def test_a_large_put_reserves_and_closes_a_window_of_its_own(service: FakeServic
         do_put(service, ref, {"x": torch.zeros(100, 100)})
     assert service.state.wake.is_set()
     service.run(close_windows(service.state, service.state.windows.take_closing()))
-    assert service.windows == {}
-    assert service.free_offset == next(request.length for name, request in service.calls if name == "Reserve")
+    assert service.first.windows == {}
+    assert service.first.free_offset == next(request.length for name, request in service.calls if name == "Reserve")
 
 
 def test_a_large_put_that_is_refused_gives_all_of_its_window_back(service: FakeService, ref: PartitionRef) -> None:
@@ -210,7 +210,7 @@ def test_a_large_put_that_is_refused_gives_all_of_its_window_back(service: FakeS
         with pytest.raises(BackpressureTimeout):
             do_put(service, ref, {"x": torch.zeros(100, 100)})
     service.run(close_windows(service.state, service.state.windows.take_closing()))
-    assert service.free_offset == 0
+    assert service.first.free_offset == 0
 
 
 def test_a_refused_put_leaves_nothing_reserved_but_the_window(service: FakeService, ref: PartitionRef) -> None:

@@ -96,7 +96,7 @@ def test_an_unexpected_failure_is_logged_and_does_not_end_the_beats(
 
 def test_nodes_are_learnt_when_the_topology_changes(service: FakeService, beat: Heartbeat) -> None:
     service.topology_version = 4
-    service.node.used_bytes = 99
+    service.first.node.used_bytes = 99
     beat._beat()
     assert service.state.nodes["n0"].used_bytes == 99
     beat._beat()

@@ -11,7 +11,7 @@ from tqserver.failpoints import Failpoints
 
 
 def test_nothing_happens_unless_armed() -> None:
-    for name in failpoints.POINTS:
+    for name in (*failpoints.POINTS, failpoints.REPLAY):
         Failpoints().hit(name)
         Failpoints.from_env({}).hit(name)
 

@@ -269,3 +269,61 @@ def test_the_log_is_checkpointed_before_it_grows_without_bound(tmp_path: Path, m
         journal.append([bytes(4096)])
     assert (tmp_path / "data" / "journal.db-wal").stat().st_size < 512 << 10
     journal.close()
+
+
+def failed(directory: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("failed-")) for path in directory.glob("failed-*"))
+
+
+def test_a_failed_record_is_passed_over_until_a_snapshot_covers_it(journal: SqliteJournal, tmp_path: Path) -> None:
+    journal.append([b"a", b"b"])
+    journal.append([b"c"])
+    journal.failed(2, b"b", "a bug")
+    journal.failed(3, b"c", "another")
+    assert list(journal.records()) == [(1, b"a")]
+    journal.close()
+    assert failed(tmp_path / "data") == [2, 3]
+    assert read(tmp_path / "data") == (0, [b"a"])
+    opened = SqliteJournal(tmp_path / "data")
+    opened.write_snapshot(2, SNAPSHOT)
+    opened.install_snapshot(2)
+    assert failed(tmp_path / "data") == [3]
+    assert list(opened.records()) == []
+    opened.append([b"d"])
+    opened.close()
+    assert read(tmp_path / "data") == (2, [b"d"])
+
+
+def test_a_failed_record_of_another_life_of_the_journal_hides_nothing(journal: SqliteJournal, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    journal.append([b"a", b"b"])
+    journal.close()
+    shutil.copytree(data, tmp_path / "backup")
+    for sequence, record in ((2, b"another's"), (3, b"c")):
+        opened = SqliteJournal(data)
+        if opened.sequence < sequence:
+            opened.append([record])
+        opened.failed(sequence, record, "a bug")
+        opened.close()
+    assert failed(data) == [2, 3]
+    (data / "failed-00000000000000000001").write_text("")  # a crash cut it short
+    for name in (path.name for path in (tmp_path / "backup").iterdir()):
+        shutil.copy(tmp_path / "backup" / name, data)
+    assert read(data) == (0, [b"a", b"b"])
+    assert failed(data) == [1, 2]  # the third one is ahead of what was restored
+    opened = SqliteJournal(data)
+    assert opened.append([b"c"]) == 3
+    opened.close()
+    assert read(data) == (0, [b"a", b"b", b"c"])
+
+
+def test_sizes_are_of_the_snapshot_and_of_what_lies_behind_it(journal: SqliteJournal) -> None:
+    assert journal.sizes() == (0, 0)
+    journal.append([b"a" * 10, b"b" * 20])
+    journal.append([b"c" * 5])
+    assert journal.sizes() == (0, 4 + 10 + 4 + 20 + 4 + 5)  # each behind its length
+    journal.write_snapshot(2, SNAPSHOT)
+    journal.install_snapshot(2)
+    snapshot_bytes, records_bytes = journal.sizes()
+    assert records_bytes == 4 + 5
+    assert len(SNAPSHOT) < snapshot_bytes <= len(SNAPSHOT) + 64

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -13,9 +16,12 @@ from tqclient.errors import StorageFull
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import journal_pb2
 from tqserver import failpoints
+from tqserver.controller import pipeline as module
 from tqserver.controller.core import Core, Effect, Outcome, SessionOpened
-from tqserver.controller.journal import SqliteJournal
-from tqserver.controller.pipeline import Pipeline, recover
+from tqserver.controller.failed import FailedRecords
+from tqserver.controller.group_commit import GroupCommit
+from tqserver.controller.journal import JournalDamaged, SqliteJournal
+from tqserver.controller.pipeline import CORE_FAILED_STATUS, Pipeline, recover
 from tqserver.failpoints import Failpoints
 
 
@@ -67,18 +73,115 @@ def test_a_group_that_the_disk_had_no_room_for_was_never_applied(
     asyncio.run(run())
 
 
-def test_a_record_that_cannot_be_applied_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = SqliteJournal(tmp_path)
-    journal.append([opening(number).SerializeToString() for number in (1, 2, 3)])
+def fail_on(monkeypatch: pytest.MonkeyPatch, *sequences: int) -> None:
+    """Makes the core raise what it never should, after half of a record was applied."""
     apply = Core.apply
 
-    def fails_on_the_second(core: Core, command: journal_pb2.Command, now: float, sequence: int) -> Outcome:
+    def fails(core: Core, command: journal_pb2.Command, now: float, sequence: int) -> Outcome:
         outcome = apply(core, command, now, sequence)
-        if sequence == 2:
-            raise AssertionError("a bug, after half of it was applied")
+        if sequence in sequences:
+            raise AssertionError("a bug")
         return outcome
 
-    monkeypatch.setattr(Core, "apply", fails_on_the_second)
-    core = recover(journal, time.monotonic, 10.0)
+    monkeypatch.setattr(Core, "apply", fails)
+
+
+RECORDS = [opening(number).SerializeToString() for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("unreadable", [False, True])
+def test_a_start_refuses_a_record_that_it_cannot_apply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreadable: bool
+) -> None:
+    journal = SqliteJournal(tmp_path)
+    journal.append([RECORDS[0], b"\xff" if unreadable else RECORDS[1], RECORDS[2]])
+    if not unreadable:
+        fail_on(monkeypatch, 2)
+    why = "DecodeError" if unreadable else "AssertionError.*a bug"
+    with pytest.raises(JournalDamaged, match=rf"record 2 cannot be applied \({why}.*--accept-data-loss"):
+        recover(journal, time.monotonic, 10.0)
+    assert list(tmp_path.glob("failed-*")) == []
     journal.close()
-    assert (core.describe().sessions, core.sequence) == (2, 3)
+
+
+def test_an_accepted_loss_is_of_the_records_that_fail_alone_and_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = SqliteJournal(tmp_path, accept_data_loss=True)
+    journal.append([*RECORDS, opening(4).SerializeToString()])
+    with monkeypatch.context() as patched:
+        fail_on(patched, 2, 4)
+        core = recover(journal, time.monotonic, 10.0)
+        assert (core.describe().sessions, core.sequence) == (2, 3)
+    journal.close()
+    # What was built on the state without them must not see them again, though they could be applied by now.
+    journal = SqliteJournal(tmp_path)
+    assert recover(journal, time.monotonic, 10.0).snapshot() == core.snapshot()
+    assert journal.append([opening(5).SerializeToString()]) == 5
+    journal.close()
+
+
+class Ended(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize("disk", ["works", "fails"])
+def test_a_process_that_fails_on_a_record_names_it_and_the_next_start_passes_over_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: str
+) -> None:
+    def end(status: int) -> NoReturn:
+        raise Ended(status)
+
+    async def run() -> None:
+        journal = SqliteJournal(tmp_path)
+        core = recover(journal, time.monotonic, 10.0)
+        line = pipeline(core, journal, [])
+        assert (await line.execute(opening(1))).error is None
+        if disk == "fails":
+            monkeypatch.setattr(FailedRecords, "add", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "a disk")))
+        with monkeypatch.context() as patched:
+            fail_on(patched, 2)
+            patched.setattr(os, "_exit", end)
+            with pytest.raises(Ended, match=str(CORE_FAILED_STATUS)):
+                line._apply(opening(2), journal.append([RECORDS[1]]), RECORDS[1])
+        await asyncio.to_thread(line.close)
+
+    asyncio.run(run())
+    journal = SqliteJournal(tmp_path)
+    if disk == "works":
+        assert recover(journal, time.monotonic, 10.0).describe().sessions == 1
+    else:
+        fail_on(monkeypatch, 2)
+        with pytest.raises(JournalDamaged, match="record 2"):
+            recover(journal, time.monotonic, 10.0)
+    journal.close()
+
+
+def test_many_bytes_of_records_make_a_snapshot_and_more_of_them_when_it_is_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SNAPSHOT_AFTER_BYTES", 5 * len(RECORDS[0]))
+    assert {len(record) for record in RECORDS} == {len(RECORDS[0])}
+    saved: list[int] = []
+
+    def save(group_commit: GroupCommit, sequence: int, state: bytes, done: Callable[[], None]) -> None:
+        saved.append(sequence)
+        done()
+
+    async def run(state_bytes: int, first: int, count: int) -> None:
+        journal = SqliteJournal(tmp_path)
+        core = recover(journal, time.monotonic, 10.0)
+        monkeypatch.setattr(Core, "snapshot", lambda core: bytes(state_bytes))
+        monkeypatch.setattr(GroupCommit, "save", save)
+        line = pipeline(core, journal, [])
+        for number in range(first, first + count):
+            await line.execute(opening(number))
+        await asyncio.to_thread(line.close)
+
+    asyncio.run(run(0, 1, 3))
+    assert saved == []
+    asyncio.run(run(0, 4, 1))
+    assert saved == []
+    # What the former starts left counts: the fifth record makes one; a large one puts off the next to record 5 + 8.
+    asyncio.run(run(4 * len(RECORDS[0]), 5, 9))
+    assert saved == [5, 13]

@@ -56,6 +56,7 @@ class FakeCore:
         self.room = 0
         self.sealed = False
         self.leased = 0
+        self.capacity = 1_000_000
         self.dead_sessions: set[int] = set()
         self.looks = 0
 
@@ -69,6 +70,9 @@ class FakeCore:
         if self.ready_count(request) >= request.batch_size or (self.sealed and self.ready):
             return Readiness.READY
         return Readiness.DRAINED if self.sealed and not self.leased else Readiness.WAIT
+
+    def is_outsized(self, request: pb.ClaimRequest) -> bool:
+        return request.batch_size > self.capacity
 
     def needs_room(self, request: pb.CommitRequest) -> bool:
         return not request.ids
@@ -136,11 +140,68 @@ def test_claims_are_granted_in_order_and_no_more_than_there_are_rows(bench: Benc
     assert bench.waiters.claims == 0
 
 
-def test_a_claim_that_can_be_met_passes_one_that_cannot(bench: Bench) -> None:
-    bench.claim("large", 100)
+def test_small_claims_do_not_overtake_a_large_one(bench: Bench) -> None:
+    first = bench.claim("early", 1)
+    large = bench.claim("large", 5)
+    for number in range(10):
+        bench.ready(1)
+        if number == 0:
+            bench.applied(first, 1)
+        bench.claim(f"small {number}", 1)
+    # Of 10 samples, the first went to who came first, 5 were gathered for the large claim, and 4 are left.
+    assert bench.granted == ["early", "large", *(f"small {number}" for number in range(4))]
+    assert large.promised == 5
+    assert bench.waiters.claims == 6
+
+
+@pytest.mark.parametrize("how", ["expires", "is withdrawn", "loses its session"])
+def test_a_large_claim_holds_up_others_for_as_long_as_it_waits_itself(bench: Bench, how: str) -> None:
+    large = bench.claim("large", 5, seconds=1, session=7)
     bench.claim("small", 1)
-    bench.ready(3)
+    bench.ready(4)
+    bench.clock.advance(0.5)
+    assert bench.granted == []
+    if how == "expires":
+        bench.clock.advance(0.6)
+    elif how == "is withdrawn":
+        bench.waiters.withdraw(large)
+    else:
+        bench.core.dead_sessions = {7}
+        bench.waiters.session_ended()
+        bench.waiters.serve()
+        assert isinstance(bench.refused["large"], LeaseExpired)
     assert bench.granted == ["small"]
+
+
+def test_a_claim_behind_another_one_is_told_so(bench: Bench) -> None:
+    bench.claim("large", 5)
+    bench.ready(2)
+    bench.claim("impatient", 1, seconds=0)
+    assert "2 samples are ready" in str(bench.refused["impatient"])
+    assert "a claim for 5 came first" in str(bench.refused["impatient"])
+    bench.clock.advance(20)
+    assert "came first" not in str(bench.refused["large"])
+
+
+def test_claims_for_other_fields_do_not_wait_for_each_other(bench: Bench) -> None:
+    bench.claim("large", 5, fields=["a", "b"])
+    bench.claim("small", 1, fields=["a"])
+    bench.claim("behind", 1, fields=["b", "a"])  # the same set
+    bench.ready(2)
+    assert bench.granted == ["small"]
+
+
+def test_a_claim_that_only_a_seal_can_meet_holds_up_nobody(bench: Bench) -> None:
+    bench.core.capacity = 4
+    outsized = bench.claim("outsized", 5)
+    small = bench.claim("small", 1)
+    bench.ready(2)
+    assert bench.granted == ["small"]
+    bench.applied(small, 1)
+    bench.core.sealed = True
+    bench.ready(0)
+    assert bench.granted == ["small", "outsized"]
+    assert outsized.promised == 1
 
 
 def test_a_claim_that_comes_back_keeps_its_place(bench: Bench) -> None:
@@ -206,9 +267,9 @@ def test_an_ended_session_refuses_its_own_claims_alone(bench: Bench) -> None:
     assert bench.granted == ["alive"]
 
 
-def test_a_change_costs_as_much_as_there_are_shapes_not_calls(bench: Bench) -> None:
+def test_a_change_costs_as_much_as_there_are_queues_not_calls(bench: Bench) -> None:
     for number in range(5_000):
-        bench.claim(f"{number}", 2)
+        bench.claim(f"{number}", 2 + number % 7)
     bench.core.looks = 0
     bench.ready(1)
     assert bench.core.looks <= 3
@@ -295,7 +356,9 @@ def test_a_commit_gives_up_in_time(bench: Bench) -> None:
         st.tuples(st.sampled_from(["claim", "put", "apply", "expire", "withdraw"]), st.integers(1, 4)), max_size=60
     )
 )
-def test_rows_are_never_promised_twice_and_nobody_who_can_be_met_waits(steps: list[tuple[str, int]]) -> None:
+def test_rows_are_never_promised_twice_and_claims_are_met_in_their_order_as_soon_as_they_can_be(
+    steps: list[tuple[str, int]],
+) -> None:
     bench = Bench()
     waiting: dict[str, Waiter] = {}
     under_way: dict[str, Waiter] = {}
@@ -314,12 +377,15 @@ def test_rows_are_never_promised_twice_and_nobody_who_can_be_met_waits(steps: li
         elif step == "withdraw" and waiting:
             bench.waiters.withdraw(waiting.pop(next(iter(waiting))))
             bench.waiters.serve()
-        for name in bench.granted:
-            under_way[name] = waiting.pop(name)
-        bench.granted.clear()
         for name in bench.refused:
             waiting.pop(name, None)
+        for name in bench.granted:
+            under_way[name] = waiting.pop(name)
+            assert all(under_way[name].ticket < waiter.ticket for waiter in waiting.values())
+        bench.granted.clear()
         promised = sum(waiter.request.batch_size for waiter in under_way.values())
         assert promised <= bench.core.ready
-        assert all(waiter.request.batch_size > bench.core.ready - promised for waiter in waiting.values())
+        if waiting:
+            first = min(waiting.values(), key=lambda waiter: waiter.ticket)
+            assert first.request.batch_size > bench.core.ready - promised
         assert bench.waiters.claims == len(waiting)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 
@@ -408,3 +409,62 @@ def test_long_lived_partition_does_not_grow_for_ever(driver: Driver, session: in
         pb.LocateRequest(session=session, partition_id=p, keys=pack_strings(["3-499"])), driver.now
     )
     assert unpack(located.rows.ids) == [kept[3]]
+
+
+def _pad(name: str, size_bytes: int) -> bytes:
+    """Encoded tags with one text, of so many bytes in all: one for the map, 1 + 1 for the name, 3 for the length."""
+    return bytes(msgpack.packb({name: "x" * (size_bytes - 6)}))
+
+
+def test_tags_that_exceed_their_bound_when_merged_are_refused_and_change_nothing(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    half = limits.TAGS_BYTES_MAX // 2
+    request = driver.commit(p, 2, keys=["k", "l"])
+    request.tags.CopyFrom(pack_blobs([_pad("a", half), b""]))
+    driver.ok("commit", request, session=session)
+
+    def set_tags(*tags: bytes) -> Any:
+        request = pb.SetTagsRequest(partition_id=p, ids=ids(2, 1), tags=pack_blobs(list(tags)))
+        return driver.send("set_tags", request, session=session).error
+
+    before = _durable(driver)
+    # Two maps in one have one head: half + (half + 2) - 1 is one byte too many.
+    for error, row in (
+        (set_tags(_pad("z", 100), _pad("b", half + 2)), 1),
+        (_upsert_error(driver, session, p, [_pad("z", 100), _pad("b", half + 2)], keys=["new", "k"]), 1),
+    ):
+        assert type(error) is InvalidArgument
+        assert "sample 1 would" in str(error)
+        assert f"{limits.TAGS_BYTES_MAX + 1} bytes of them, at most {limits.TAGS_BYTES_MAX}" in str(error)
+        assert (error.ids, error.rows) == ((1,), (row,))
+        assert _durable(driver) == before
+    assert set_tags(_pad("z", 100), _pad("b", half + 1)) is None
+    assert set_tags(b"", _pad("b", half + 2)) is not None
+    assert set_tags(b"", bytes(msgpack.packb({"a": None, "c": "y" * (half - 100)}))) is None  # a null makes room
+
+
+def _durable(driver: Driver) -> Any:
+    """The state but for the journal's sequence, which every command moves."""
+    state = msgpack.unpackb(driver.core.snapshot(), strict_map_key=False)
+    state["counters"][0] = 0
+    return state
+
+
+def _upsert_error(driver: Driver, session: int, p: int, tags: list[bytes], *, keys: list[str]) -> Any:
+    request = driver.commit(p, len(tags), keys=keys, upsert=True)
+    request.tags.CopyFrom(pack_blobs(tags))
+    return driver.send("commit", request, session=session).error
+
+
+def test_tags_of_a_new_sample_that_grow_when_they_are_stored_are_refused_by_row(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    # 5 bytes a number on the wire, 9 in the table, where every float is a double.
+    numbers = [0.5] * (limits.TAGS_BYTES_MAX // 9 + 1)
+    grows = bytes(msgpack.packb({"f": numbers}, use_single_float=True))
+    request = driver.commit(p, 2)
+    request.tags.CopyFrom(pack_blobs([b"", grows]))
+    error = driver.send("commit", request, session=session).error
+    assert type(error) is InvalidArgument
+    assert "the sample of row 1" in str(error)
+    assert (error.ids, error.rows) == ((), (1,))
+    assert driver.core.describe_partition(p).samples == 0

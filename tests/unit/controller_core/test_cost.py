@@ -50,6 +50,19 @@ def test_claim_costs_the_same_at_any_size(large: tuple[Driver, int, int]) -> Non
     assert _least(cycle(*large), 4) < 3 * _least(cycle(*small), 4)
 
 
+def test_the_first_look_of_a_new_consumer_at_new_fields_does_not_hold_up_the_others(
+    large: tuple[Driver, int, int],
+) -> None:
+    driver, _, p = large
+    partition = driver.core._state.partition(p)
+
+    def look() -> int:
+        return partition.view(partition.fresh("newcomer"), ["a", "b", "c"]).count
+
+    assert look() == ROWS
+    assert _least(look) < 0.005  # a million rows within 20 ms
+
+
 def test_restore_is_fast(large: tuple[Driver, int, int]) -> None:
     driver, session, p = large
     data = driver.core.snapshot()

@@ -84,6 +84,29 @@ def test_claim_lease_may_be_shorter_and_is_renewed_with_the_session(driver: Driv
     assert driver.counts(p) == (0, 1, 0, 0, 0)
 
 
+def test_leases_that_ended_long_before_their_deadlines_leave_nothing_behind(driver: Driver, session: int) -> None:
+    p = driver.partition(session, lease_ms=60_000)
+    driver.put(session, p, 1)
+    leases = driver.core._state.leases
+    driver.claim(session, p, 1)
+    (kept,) = leases.claims
+    driver.put(session, p, 3 * core_limits.ENDED_LEASES_MIN)
+    for _ in range(3 * core_limits.ENDED_LEASES_MIN):
+        driver.settle(session, driver.claim(session, p, 1).claim_id)
+        assert len(leases._heap) <= core_limits.ENDED_LEASES_MIN + 1
+    assert driver.core.next_deadline() == driver.now + LEASE  # the session's own
+    driver.now += LEASE - 1
+    driver.core.heartbeat(session, (), driver.now)
+    driver.now += LEASE - 1
+    assert driver.core.due(driver.now) == []
+    driver.now += LEASE
+    (end,) = driver.core.due(driver.now)
+    assert end.end_session.session == session
+    assert driver.core.heartbeat(driver.open(), (), driver.now)[0] == 10_000
+    driver.now += 60
+    assert kept in {command.expire_claim.claim_id for command in driver.core.due(driver.now)}
+
+
 def test_claim_that_was_settled_while_its_expiry_was_under_way_stays_settled(driver: Driver, session: int) -> None:
     p = driver.partition(session, lease_ms=1_000)
     driver.put(session, p, 1)

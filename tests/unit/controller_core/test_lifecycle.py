@@ -38,7 +38,7 @@ def test_names_are_checked(driver: Driver, session: int, name: str) -> None:
     "policy",
     [
         {"staleness": "wait"},
-        {"replicas": 2},
+        {"replicas": 4},
         {"capacity_bytes": 0},
         {"capacity_samples": 0},
         {"lease_ms": 1},

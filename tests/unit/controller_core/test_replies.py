@@ -30,7 +30,7 @@ def test_repeated_put_is_answered_with_the_same_ids_even_after_its_session_and_a
     assert isinstance(outcome.reply, pb.CommitReply)
     assert unpack(outcome.reply.ids) == [1, 2, 3]
     assert driver.core.describe_partition(p).samples == 3
-    assert driver.core.recorded(command.commit.mutation) == outcome.reply
+    assert driver.core.recorded(command.commit.mutation, "commit") == outcome.reply
 
 
 def test_error_is_not_recorded(driver: Driver, session: int) -> None:
@@ -92,8 +92,8 @@ def test_oldest_replies_are_forgotten_but_not_applied_again(monkeypatch: pytest.
     for request in (1, 2, 3):
         replies.record(_mutation(request), "clear", pb.ClearReply(ids=bytes(40)))
     with pytest.raises(InvalidArgument, match="forgotten"):
-        replies.recorded(_mutation(1))
-    assert replies.recorded(_mutation(3)) == pb.ClearReply(ids=bytes(40))
+        replies.recorded(_mutation(1), "clear")
+    assert replies.recorded(_mutation(3), "clear") == pb.ClearReply(ids=bytes(40))
     assert Replies.from_tree(replies.to_tree()).to_tree() == replies.to_tree()
 
 
@@ -116,7 +116,7 @@ def test_longest_idle_clients_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> 
         replies.record(_mutation(1, client=client), "clear", pb.ClearReply())
     for client in (2, 1, 3):
         replies.session_ended(client_id(client))
-    known = [replies.recorded(_mutation(1, client=client)) is not None for client in (1, 2, 3, 4)]
+    known = [replies.recorded(_mutation(1, client=client), "clear") is not None for client in (1, 2, 3, 4)]
     assert known == [True, False, True, True]
 
 

@@ -45,7 +45,12 @@ class AllocatorAgainstMap(RuleBasedStateMachine):
         self.ledger = MemoryLedger()
         self.map: list[tuple[str, int] | None] = [None] * (GRANULES // 2)  # (state, generation)
         self.allocator = self.fresh()
-        self.windows: dict[int, tuple[int, int, int, bool]] = {}  # generation → session, first, granules, mapped
+        # generation → session, first, granules, and who writes: 0 the node, -1 a mapping, or the number of an engine
+        self.windows: dict[int, tuple[int, int, int, int]] = {}
+        self.engines: set[int] = set()
+        self.next_engine = 1
+        self.now = 0.0
+        self.ended_at: dict[int, float] = {}  # session → when
         self.partitions: dict[int, int] = {}
         self.live = {1, 2, 3}
         self.next_session = 4
@@ -65,12 +70,36 @@ class AllocatorAgainstMap(RuleBasedStateMachine):
         self.map += [None] * min(16 * units, GRANULES - len(self.map))
         self.allocator.extend(START + len(self.map) * EXTENT_ALIGN)
 
-    @rule(data=st.data(), partition=st.integers(1, 4), mapped=st.booleans())
-    def reserve(self, data: st.DataObject, partition: int, mapped: bool) -> None:
+    @rule()
+    def an_engine_starts(self) -> None:
+        self.allocator.engine_started(self.next_engine)
+        self.engines.add(self.next_engine)
+        self.next_engine += 1
+
+    @rule(data=st.data())
+    def an_engine_ends(self, data: st.DataObject) -> None:
+        if not self.engines:
+            return
+        engine = data.draw(st.sampled_from(sorted(self.engines)))
+        self.engines.remove(engine)
+        freed = sum(map(self.give_quarantined, [g for g, (*_, writer) in self.windows.items() if writer == engine]))
+        assert self.allocator.engine_ended(engine) == freed * EXTENT_ALIGN
+
+    def give_quarantined(self, generation: int) -> int:
+        mine = self.of_generation(generation, "quarantined")
+        for index in mine:
+            self.map[index] = None
+        return len(mine)
+
+    @rule(data=st.data(), partition=st.integers(1, 4))
+    def reserve(self, data: st.DataObject, partition: int) -> None:
+        writer = data.draw(st.sampled_from([0, -1, *sorted(self.engines)]))
         session = data.draw(st.sampled_from(sorted(self.live)))
         length = data.draw(st.one_of(st.integers(1, 20 * EXTENT_ALIGN), st.integers(1, 150 * EXTENT_ALIGN)))
         try:
-            window = self.allocator.reserve(session, partition, length, mapped=mapped)
+            window = self.allocator.reserve(
+                session, partition, length, mapped=writer == -1, engine=writer if writer > 0 else 0
+            )
         except StorageFull:
             # Full is allowed only when no run of whole units would hold it.
             units = [all(word is None for word in self.map[i : i + 16]) for i in range(0, len(self.map), 16)]
@@ -85,7 +114,7 @@ class AllocatorAgainstMap(RuleBasedStateMachine):
             assert self.map[index] is None
             self.map[index] = ("reserved", window.generation)
         assert window.generation not in self.windows
-        self.windows[window.generation] = (session, first, granules, mapped)
+        self.windows[window.generation] = (session, first, granules, writer)
         self.partitions[window.generation] = partition
 
     @rule(data=st.data())
@@ -137,37 +166,54 @@ class AllocatorAgainstMap(RuleBasedStateMachine):
                 self.map[index] = None
 
     @rule(data=st.data())
+    def an_ended_writer_is_done(self, data: st.DataObject) -> None:
+        waiting = [g for g in self.generations("quarantined") if self.windows[g][3] > 0]
+        if not waiting:
+            return
+        generation = data.draw(st.sampled_from(waiting))
+        session, first, granules, _ = self.windows[generation]
+        end = data.draw(st.integers(0, granules))
+        self.allocator.close_window(session, generation, START + (first + end) * EXTENT_ALIGN)
+        self.give_quarantined(generation)
+
+    @rule(data=st.data())
     def end_session(self, data: st.DataObject) -> None:
         session = data.draw(st.sampled_from(sorted(self.live)))
         self.forget_session(session)
         for _ in range(2):
-            self.allocator.end_session(session)
+            self.allocator.end_session(session, now=self.now)
 
     def forget_session(self, session: int) -> None:
         self.live.remove(session)
         self.live.add(self.next_session)
         self.next_session += 1
-        for generation, (owner, _, _, mapped) in self.windows.items():
+        self.now += 1.0
+        self.ended_at[session] = self.now
+        for generation, (owner, _, _, writer) in self.windows.items():
             if owner == session:
                 for index in self.of_generation(generation, "reserved"):
-                    self.map[index] = ("quarantined", generation) if mapped else None
+                    self.map[index] = ("quarantined", generation) if writer in {-1, *self.engines} else None
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         sessions = sorted({self.windows[g][0] for g in self.generations("quarantined")} | self.live)
         session = data.draw(st.sampled_from(sessions))
-        freed = 0
-        for generation, (owner, *_) in self.windows.items():
-            if owner == session:
-                for index in self.of_generation(generation, "quarantined"):
-                    self.map[index] = None
-                    freed += 1
+        mapped = [g for g, (owner, _, _, writer) in self.windows.items() if (owner, writer) == (session, -1)]
+        freed = sum(map(self.give_quarantined, mapped))
         assert self.allocator.release(session) == freed * EXTENT_ALIGN
 
     @rule(data=st.data())
     def die_and_restart(self, data: st.DataObject) -> None:
-        """The ledger survives; meanwhile the controller may have ended a session and sealed or freed extents."""
+        """The ledger survives; meanwhile the controller may have ended a session and sealed or freed extents.
+
+        No engine outlives the node, so nobody writes to what they wrote to.
+        """
         self.allocator = self.fresh()
+        self.engines.clear()
+        for generation, (*window, writer) in self.windows.items():
+            self.windows[generation] = (window[0], window[1], window[2], min(writer, 0))
+            if writer > 0:
+                self.give_quarantined(generation)
         self.allocator.restore(self.ledger.runs.copy())
         if data.draw(st.booleans()):
             self.forget_session(data.draw(st.sampled_from(sorted(self.live))))
@@ -175,7 +221,7 @@ class AllocatorAgainstMap(RuleBasedStateMachine):
             granules = -(-self.extents.pop(first).length // EXTENT_ALIGN)
             self.map[first : first + granules] = [None] * granules
         truth = data.draw(st.permutations(sorted(self.extents.values())))
-        outcome = self.allocator.sync(truth, self.live)
+        outcome = self.allocator.sync(truth, self.live, now=self.now)
         assert not outcome.conflicts + outcome.late
         assert sorted(outcome.adopted) == sorted(truth)
 
@@ -188,6 +234,12 @@ class AllocatorAgainstMap(RuleBasedStateMachine):
         assert (usage.sealed, usage.reserved, usage.quarantined, usage.free) == tuple(counts.values())
         assert usage.capacity == len(self.map) * EXTENT_ALIGN
         assert usage.used + usage.free == usage.capacity
+
+    @invariant()
+    def the_oldest_quarantine_that_an_engine_ends_is_known(self) -> None:
+        waiting = [g for g in self.generations("quarantined") if self.windows[g][3] > 0]
+        since = min((self.ended_at[self.windows[g][0]] for g in waiting), default=None)
+        assert self.allocator.quarantined_since() == since
 
     @invariant()
     def the_ledger_holds_what_may_be_written(self) -> None:
@@ -218,8 +270,10 @@ class AllocatorAgainstMap(RuleBasedStateMachine):
             return
         self.allocator.free(list(self.extents.values()))
         for session in {owner for owner, *_ in self.windows.values()}:
-            self.allocator.end_session(session)
+            self.allocator.end_session(session, now=self.now)
             self.allocator.release(session)
+        for engine in self.engines:
+            self.allocator.engine_ended(engine)
         assert not self.ledger.runs
         whole = self.allocator.reserve(1, 1, len(self.map) * EXTENT_ALIGN, mapped=False)
         assert (whole.offset, whole.length) == (START, len(self.map) * EXTENT_ALIGN)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from tqclient.errors import InvalidArgument, StorageFull, TQError, Unavailable, UnsupportedVersion
 from tqclient.limits import MIB
-from tqclient.wire.arena import HEADER_BYTES, ArenaHeader, lock_session
+from tqclient.wire.arena import HEADER_BYTES, ArenaHeader, engine_locked, lock_engine, lock_session
 from tqserver import limits
 from tqserver.storage.arena import Arena, TableFull, open_arena
 from tqserver.storage.extents import Run
@@ -164,7 +165,7 @@ def test_a_full_table_says_so_ahead_of_the_end(tmp_path: Path, monkeypatch: pyte
 def test_prefault_brings_every_page_in_and_changes_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advice: int
 ) -> None:
-    monkeypatch.setattr("tqserver.storage.prefault._MADV_POPULATE_WRITE", advice)
+    monkeypatch.setattr("tqserver.storage.populate.MADV_POPULATE_WRITE", advice)
     monkeypatch.setattr(limits, "PREFAULT_STEP_BYTES", MIB)
     with opened(tmp_path / "a") as arena:
         arena.data[4 * MIB :] = np.random.default_rng(1).integers(0, 256, 4 * MIB, dtype=np.uint8)
@@ -176,6 +177,28 @@ def test_prefault_brings_every_page_in_and_changes_none(
         assert prefault.done_bytes == 8 * MIB
         assert np.array_equal(arena.data, before)
         prefault.stop()
+
+
+def test_an_arena_is_not_opened_while_an_engine_of_its_former_life_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a"
+    opened(path).close()
+    engines = [os.open(path, os.O_RDWR) for _ in range(2)]
+    for engine in engines:  # side by side, as when one replaces the other
+        lock_engine(engine)
+    monkeypatch.setattr(limits, "ENGINE_GONE_WAIT", 0.05)
+    with pytest.raises(Unavailable, match=r"an engine of its former node still runs after 0\.05 s"):
+        opened(path)
+    os.close(engines.pop())
+    with path.open("r+b") as looker:
+        assert engine_locked(looker.fileno())
+    monkeypatch.undo()
+    end = threading.Timer(0.05, os.close, engines)
+    end.start()
+    with opened(path) as arena:  # waited for the last one
+        assert not arena.created
+    end.join()
 
 
 def test_prefault_that_was_never_started_stops(tmp_path: Path) -> None:

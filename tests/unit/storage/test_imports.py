@@ -10,7 +10,8 @@ import pytest
     ("module", "absent"),
     [
         ("tqserver.storage.extents", {"grpc", "asyncio", "mmap", "torch", "numpy"}),
-        ("tqserver.storage.main", {"torch"}),
+        ("tqserver.storage.main", {"torch", "mooncake"}),
+        ("tqserver.storage.engine_process", {"torch", "mooncake", "grpc", "asyncio"}),
         ("tqserver.local", {"torch"}),
     ],
 )

@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -37,6 +38,7 @@ class FakeNode(storage_pb2_grpc.StorageServicer):
     stalled: threading.Event | None = None  # Read and Write wait for it before they answer
     writes: list[storage_pb2.WriteChunk] = field(default_factory=list)
     reads: list[list[list[int]]] = field(default_factory=list)
+    mooncake: dict[str, Any] = field(default_factory=dict)  # what it tells of its engine
 
     def DescribeNode(self, request, context):  # noqa: N802
         return storage_pb2.DescribeNodeReply(
@@ -46,6 +48,7 @@ class FakeNode(storage_pb2_grpc.StorageServicer):
             arena_path=str(self.path),
             arena_bytes=FILE_BYTES,
             data_offset=DATA_OFFSET,
+            **self.mooncake,
         )
 
     def Write(self, chunks, context):  # noqa: N802

@@ -7,7 +7,9 @@ import pytest
 
 from tests.unit.transport.fake_node import ARENA, FakeNode, Opener, make_arena
 from tqclient.errors import InvalidArgument, TransportUnavailable, Unavailable
+from tqclient.limits import MIB
 from tqclient.transport import check_name
+from tqclient.wire.v1 import storage_pb2
 
 
 def test_auto_takes_shm_on_the_same_host(opener: Opener, fake_node: FakeNode) -> None:
@@ -69,7 +71,8 @@ def test_what_is_no_proof_of_the_same_host_falls_back_loudly(
     transport = opener("auto")
     assert transport.name == "grpc"
     assert re.search(f"; no shm: .*{expected}", transport.reason)
-    assert "; no mooncake: this version has no mooncake transport" in transport.reason
+    assert "; no mooncake: the node has no transfer engine" in transport.reason
+    assert transport.better_after is None
     warning = next(record for record in caplog.records if record.levelno == logging.WARNING)
     assert transport.reason in warning.getMessage()
 
@@ -83,8 +86,52 @@ def test_a_required_transport_is_refused_with_the_reason(opener: Opener, fake_no
 
 @pytest.mark.parametrize("name", ["mooncake", "rdma"])
 def test_mooncake_is_refused(opener: Opener, name: str) -> None:
-    with pytest.raises(TransportUnavailable, match=f"transport='{name}'.*this version has no mooncake transport"):
+    with pytest.raises(TransportUnavailable, match=f"transport='{name}'.*no mooncake: the node has no transfer engine"):
         opener(name)
+
+
+def test_an_engine_that_is_being_started_is_waited_for(opener: Opener, fake_node: FakeNode) -> None:
+    break_path(fake_node)
+    fake_node.mooncake = {"mooncake_refusal": "the engine is being started", "mooncake_expected": True}
+    transport = opener("auto")
+    assert (transport.name, transport.better_after) == ("grpc", 10.0)
+    assert "; no mooncake: the engine is being started" in transport.reason
+    with pytest.raises(Unavailable, match="the engine is being started"):
+        opener("mooncake")
+
+
+ENDPOINT = storage_pb2.MooncakeEndpoint(segment="127.0.0.1:9", registered_bytes=16 * MIB, protocol="tcp")
+
+
+@pytest.mark.parametrize(
+    ("prefer", "changes", "expected"),
+    [
+        ("mooncake", {"registered_bytes": 16 * MIB - 1}, "the node registered 16777215 bytes of 16777216"),
+        ("rdma", {}, "RDMA is required, and the node's engine runs over tcp"),
+    ],
+)
+def test_an_engine_that_does_not_serve_is_refused(
+    opener: Opener, fake_node: FakeNode, prefer: str, changes: dict[str, int], expected: str
+) -> None:
+    endpoint = storage_pb2.MooncakeEndpoint()
+    endpoint.CopyFrom(ENDPOINT)
+    for name, value in changes.items():
+        setattr(endpoint, name, value)
+    fake_node.mooncake = {"mooncake": endpoint}
+    with pytest.raises(TransportUnavailable, match=f"transport='{prefer}'.*no mooncake: {expected}"):
+        opener(prefer)
+
+
+@pytest.mark.parametrize("staging", ["1000", "1GiB"])
+def test_staging_out_of_bounds_is_refused(
+    opener: Opener, fake_node: FakeNode, staging: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_node.mooncake = {"mooncake": ENDPOINT}
+    monkeypatch.setenv("TQ_MOONCAKE_STAGING", staging)
+    with pytest.raises(
+        TransportUnavailable, match=r"TQ_MOONCAKE_STAGING is [0-9]+ bytes: expected 1048576 to 268435456"
+    ):
+        opener("mooncake")
 
 
 def test_grpc_may_be_required_and_is_then_no_fall_back(opener: Opener, caplog: pytest.LogCaptureFixture) -> None:
@@ -100,7 +147,13 @@ def test_an_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
 
 
 def test_known_names_are_accepted() -> None:
-    assert [check_name(name) for name in ("auto", "shm", "grpc", "rdma")] == ["auto", "shm", "grpc", "mooncake"]
+    assert [check_name(name) for name in ("auto", "shm", "mooncake", "grpc", "rdma")] == [
+        "auto",
+        "shm",
+        "mooncake",
+        "grpc",
+        "rdma",
+    ]
 
 
 def test_another_arena_than_the_controller_knows_is_unavailable(opener: Opener) -> None:

@@ -7,6 +7,7 @@ that rows are read on their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -154,7 +155,7 @@ def read(groups: Sequence[Group], reading: Reading) -> ListColumn:
     values: list[Any] = [None] * sum(len(group.rows) for group in groups)
     is_view = False
     for group in groups:
-        local = Group(group.node, group.fetch, group.rows, np.arange(len(group.rows)))
+        local = replace(group, at=np.arange(len(group.rows)))
         try:
             decoded, viewed = _read_block(local, reading)
         except CorruptBlock as error:

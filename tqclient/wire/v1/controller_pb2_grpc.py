@@ -227,7 +227,8 @@ class ControllerServicer:
     def Commit(self, request, context):
         """Makes written blocks visible, all of them or none: new samples, or new fields of samples that exist. The extents become
         sealed; the storage nodes hear of it from the controller. Refused with LEASE_EXPIRED when the session that reserved
-        them has ended: the client reserves and writes again. Waits while the partition is over its limits.
+        them has ended, or a node has another arena by now, or one of several replicas lies on a node that is not attached:
+        the client reserves and writes again. Waits while the partition is over its limits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,6 +1,7 @@
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Optional as _Optional
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -9,7 +10,7 @@ class DescribeNodeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeNodeReply(_message.Message):
-    __slots__ = ("name", "arena", "incarnation", "arena_path", "arena_bytes", "data_offset", "segment_bytes", "capacity_bytes", "sealed_bytes", "reserved_bytes", "quarantined_bytes", "prefaulted_bytes", "controller_sequence", "attached")
+    __slots__ = ("name", "arena", "incarnation", "arena_path", "arena_bytes", "data_offset", "segment_bytes", "capacity_bytes", "sealed_bytes", "reserved_bytes", "quarantined_bytes", "prefaulted_bytes", "controller_sequence", "attached", "mooncake", "mooncake_refusal", "mooncake_expected")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARENA_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +25,9 @@ class DescribeNodeReply(_message.Message):
     PREFAULTED_BYTES_FIELD_NUMBER: _ClassVar[int]
     CONTROLLER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    MOONCAKE_FIELD_NUMBER: _ClassVar[int]
+    MOONCAKE_REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    MOONCAKE_EXPECTED_FIELD_NUMBER: _ClassVar[int]
     name: str
     arena: int
     incarnation: int
@@ -38,19 +42,42 @@ class DescribeNodeReply(_message.Message):
     prefaulted_bytes: int
     controller_sequence: int
     attached: bool
-    def __init__(self, name: _Optional[str] = ..., arena: _Optional[int] = ..., incarnation: _Optional[int] = ..., arena_path: _Optional[str] = ..., arena_bytes: _Optional[int] = ..., data_offset: _Optional[int] = ..., segment_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., sealed_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., prefaulted_bytes: _Optional[int] = ..., controller_sequence: _Optional[int] = ..., attached: _Optional[bool] = ...) -> None: ...
+    mooncake: MooncakeEndpoint
+    mooncake_refusal: str
+    mooncake_expected: bool
+    def __init__(self, name: _Optional[str] = ..., arena: _Optional[int] = ..., incarnation: _Optional[int] = ..., arena_path: _Optional[str] = ..., arena_bytes: _Optional[int] = ..., data_offset: _Optional[int] = ..., segment_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., sealed_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., prefaulted_bytes: _Optional[int] = ..., controller_sequence: _Optional[int] = ..., attached: _Optional[bool] = ..., mooncake: _Optional[_Union[MooncakeEndpoint, _Mapping]] = ..., mooncake_refusal: _Optional[str] = ..., mooncake_expected: _Optional[bool] = ...) -> None: ...
+
+class MooncakeEndpoint(_message.Message):
+    __slots__ = ("segment", "base", "registered_bytes", "protocol", "registrations", "gather", "gather_secret")
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    REGISTERED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    REGISTRATIONS_FIELD_NUMBER: _ClassVar[int]
+    GATHER_FIELD_NUMBER: _ClassVar[int]
+    GATHER_SECRET_FIELD_NUMBER: _ClassVar[int]
+    segment: str
+    base: int
+    registered_bytes: int
+    protocol: str
+    registrations: int
+    gather: str
+    gather_secret: int
+    def __init__(self, segment: _Optional[str] = ..., base: _Optional[int] = ..., registered_bytes: _Optional[int] = ..., protocol: _Optional[str] = ..., registrations: _Optional[int] = ..., gather: _Optional[str] = ..., gather_secret: _Optional[int] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("session", "partition_id", "length", "mapped")
+    __slots__ = ("session", "partition_id", "length", "mapped", "segment")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     MAPPED_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
     session: int
     partition_id: int
     length: int
     mapped: bool
-    def __init__(self, session: _Optional[int] = ..., partition_id: _Optional[int] = ..., length: _Optional[int] = ..., mapped: _Optional[bool] = ...) -> None: ...
+    segment: str
+    def __init__(self, session: _Optional[int] = ..., partition_id: _Optional[int] = ..., length: _Optional[int] = ..., mapped: _Optional[bool] = ..., segment: _Optional[str] = ...) -> None: ...
 
 class Window(_message.Message):
     __slots__ = ("offset", "length", "generation", "incarnation")

@@ -73,6 +73,14 @@ def ready_count(state: State, request: pb.ClaimRequest) -> int:
     return _wanted(state, request).view.count
 
 
+def is_outsized(state: State, request: pb.ClaimRequest) -> bool:
+    """Returns whether a claim asks for more samples than its partition may hold."""
+    partition = state.partitions.get(request.partition_id)
+    if partition is None or not partition.policy.HasField("capacity_samples"):
+        return False
+    return request.batch_size > partition.policy.capacity_samples
+
+
 def claim(state: State, request: pb.ClaimRequest, now: float, out: Effects) -> pb.ClaimReply:
     """Applies a ClaimRequest."""
     wanted = _wanted(state, request)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient import limits as wire_limits
-from tqclient.errors import BackpressureTimeout, DuplicateKey, InvalidArgument, Sealed
+from tqclient.errors import BackpressureTimeout, DuplicateKey, InvalidArgument, LeaseExpired, Sealed
 from tqclient.schema import join
 from tqclient.wire.packing import I64, pack_array
 from tqclient.wire.v1 import controller_pb2 as pb
@@ -47,6 +47,8 @@ def commit(state: State, request: pb.CommitRequest, now: float, out: Effects) ->
     plan = _plan(partition, put)
     _check_columns(partition, put, plan)
     _check_extents(state, partition, put)
+    rows = np.flatnonzero(plan.written)
+    tags = None if put.tags is None else partition.samples.merged_tags(plan.slots[rows], put.tags, rows)
     new_rows = plan.new_rows
     if len(new_rows):
         if partition.sealed:
@@ -58,6 +60,7 @@ def commit(state: State, request: pb.CommitRequest, now: float, out: Effects) ->
                 f"{len(new_rows)} more samples of {put.size_bytes} bytes; clear what was consumed"
             )
     _append(state, partition, put, plan, new_rows)
+    _describe(partition, put, plan.slots[rows], rows, tags)
     _write(state, partition, put, plan, now, out)
     _refresh(partition, plan, new_rows)
     out.append(effects.ReadinessChanged(partition.partition_id))
@@ -146,6 +149,10 @@ def _check_extents(state: State, partition: Partition, put: validate.Commit) -> 
             )
     for node_name, arena in dict.fromkeys((extent.node, extent.arena) for extent in extents):
         node = state.nodes.get(node_name)
+        if node is not None and node.arena != arena and state.arenas.get(arena) == node_name:
+            raise LeaseExpired(
+                f"arena {arena:#x} of node {node_name!r} was replaced by another; reserve and write again"
+            )
         if node is None or node.arena != arena:
             raise InvalidArgument(
                 f"an extent in arena {arena:#x} of node {node_name!r}, which no storage node has attached"
@@ -165,19 +172,22 @@ def _append(state: State, partition: Partition, put: validate.Commit, plan: _Pla
         plan.slots[new_rows] = np.arange(slots.start, slots.stop)
         for consumer in partition.everyone():
             consumer.extend(slots.start, slots.stop)
-    rows = np.flatnonzero(plan.written)
-    _describe(partition, put, plan.slots[rows], rows, replace=put.ids is None or put.upsert)
 
 
 def _describe(
-    partition: Partition, put: validate.Commit, slots: NDArray[np.int64], rows: NDArray[np.int64], *, replace: bool
+    partition: Partition,
+    put: validate.Commit,
+    slots: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    tags: list[bytes] | None,
 ) -> None:
     """Sets groups, versions and tags. A column that joins existing samples widens their version span."""
     samples = partition.samples
+    replace = put.ids is None or put.upsert
     if put.groups is not None:
         samples.set_groups(slots, _chosen(put.groups, rows))
-    if put.tags is not None:
-        samples.merge_tags(slots, _chosen(put.tags, rows))
+    if tags is not None:
+        samples.set_tags(slots, tags)
     if put.versions is not None:
         low, high = put.versions[:, rows]
         given = low >= 0

@@ -55,6 +55,16 @@ class Consumer:
         for view in self.views.values():
             view.ready = grown(view.ready, capacity)
 
+    def begin(self, alive: NDArray[np.bool_], stale: NDArray[np.bool_]) -> None:
+        """Takes in the first slots, of which nothing is known yet: as open, or stale, where a sample lies in them."""
+        stale = stale & alive
+        states = self.state[: len(alive)]
+        states[:] = OPEN
+        states[stale] = STALE
+        states[~alive] = GONE
+        dropped, live = int(np.count_nonzero(stale)), int(np.count_nonzero(alive))
+        self.counts[[OPEN, STALE, GONE]] = live - dropped, dropped, len(alive) - live
+
     def extend(self, start: int, stop: int) -> None:
         """Takes in new samples, as open."""
         self.state[start:stop] = OPEN

@@ -123,13 +123,13 @@ class Core:
         if isinstance(unpacked, validate.Commit):
             self._state.checked.add(body, unpacked)
 
-    def recorded(self, mutation: common_pb2.Mutation) -> Message | None:
-        """Returns the reply that this request was given, if it was applied.
+    def recorded(self, mutation: common_pb2.Mutation, kind: str) -> Message | None:
+        """Returns the reply that this request, a command of this kind, was given, if it was applied.
 
         Raises:
-            InvalidArgument: it was applied or settled, and its reply is no longer known.
+            InvalidArgument: it was applied or settled, and its reply is no longer known; or it was another kind.
         """
-        return self._state.replies.recorded(mutation)
+        return self._state.replies.recorded(mutation, kind)
 
     def apply(self, command: journal_pb2.Command, now: float, sequence: int) -> Outcome:
         """Applies one command.
@@ -216,6 +216,10 @@ class Core:
     def ready_count(self, request: controller_pb2.ClaimRequest) -> int:
         """Returns how many samples are ready for this claim; raises as `readiness`."""
         return claims.ready_count(self._state, request)
+
+    def is_outsized(self, request: controller_pb2.ClaimRequest) -> bool:
+        """Says whether a claim asks for more samples than its partition may hold: only a seal can meet it."""
+        return claims.is_outsized(self._state, request)
 
     def needs_room(self, request: controller_pb2.CommitRequest) -> bool:
         """Says whether a commit adds samples to a partition that has limits.
@@ -316,6 +320,10 @@ class Core:
     def collect(self, now: float) -> tuple[Effect, ...]:
         """Frees what only the grace period after a start kept."""
         return tuple(self._state.blocks.collect(now))
+
+    def is_live(self, session: int) -> bool:
+        """Says whether a session has not ended."""
+        return session in self._state.leases.sessions
 
     def block(self, block_id: int) -> BlockRecord | None:
         """Returns a block (extents, directory, rows) whose bytes are still there."""

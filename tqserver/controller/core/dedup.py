@@ -47,12 +47,12 @@ class Replies:
         self._clients: dict[bytes, _Client] = {}
         self._idle: OrderedDict[bytes, None] = OrderedDict()  # clients without a session, the longest idle first
 
-    def recorded(self, mutation: common_pb2.Mutation, kind: str | None = None) -> Message | None:
+    def recorded(self, mutation: common_pb2.Mutation, kind: str) -> Message | None:
         """Returns the reply that was given to this request, if it was applied.
 
         Args:
             mutation: who asks, and which request it is.
-            kind: of the command; None takes any.
+            kind: of the command.
 
         Raises:
             InvalidArgument: its reply is no longer known, or the request was another kind of command.
@@ -67,7 +67,7 @@ class Replies:
                 raise InvalidArgument(f"request {request}: this client has settled all below {client.settled_below}")
             return None
         recorded_kind, data = recorded
-        if kind is not None and kind != recorded_kind:
+        if kind != recorded_kind:
             raise InvalidArgument(f"request {request} was a {recorded_kind}, and is now repeated as a {kind}")
         if data is None:
             raise InvalidArgument(

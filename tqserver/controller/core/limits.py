@@ -45,6 +45,9 @@ COMPACT_ROWS_MIN: Final = 1_024
 DUE_AGAIN_S: Final = 1.0
 """An overdue lease whose end was not applied is reported again after this time."""
 
+ENDED_LEASES_MIN: Final = 1_024
+"""Fewer leases than this are not worth looking for those among them that have ended."""
+
 TAGS_DEPTH_MAX: Final = 64
 """Maps and lists within the tags of a sample."""
 

@@ -89,10 +89,8 @@ class Partition:
     def fresh(self, name: str) -> Consumer:
         """Returns the progress of one who comes now: every live sample is open, or stale."""
         consumer = Consumer(name, self.samples.capacity, self.samples.written)
-        consumer.extend(0, self.samples.size)
-        consumer.vacate(np.flatnonzero(~self.samples.alive[: self.samples.size]))
-        slots = self.samples.slots()
-        consumer.move(slots[self.stale(slots)], STALE)
+        used = slice(0, self.samples.size)
+        consumer.begin(self.samples.alive[used], self.stale(used))
         return consumer
 
     def everyone(self) -> Iterator[Consumer]:

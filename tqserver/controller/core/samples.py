@@ -10,6 +10,8 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from tqclient import limits as wire_limits
+from tqclient.errors import InvalidArgument
 from tqclient.schema import Form
 from tqserver.controller.core import limits
 from tqserver.controller.core.consumer import grown
@@ -114,7 +116,8 @@ class SampleTable:
             if column is None:
                 mask[:] = False
                 return mask
-            mask &= column.block[slots] != 0
+            if column.written < self.live:  # else every sample has it: large partitions are looked through fast
+                mask &= column.block[slots] != 0
         return mask
 
     def reserve(self, rows: int) -> bool:
@@ -170,18 +173,44 @@ class SampleTable:
         for index, count in zip(unique.tolist(), counts.tolist(), strict=True):
             self.group_sizes[index] += sign * count
 
-    def merge_tags(self, slots: Slots, tags: Sequence[bytes]) -> None:
-        """Merges encoded maps into the samples' own; a null value deletes."""
+    def merged_tags(self, slots: Slots, tags: Sequence[bytes], rows: NDArray[np.int64]) -> list[bytes]:
+        """Returns what samples' own tags become when encoded maps are merged into them; a null value deletes.
+
+        Args:
+            slots: int64 [n], each once; -1: a new sample, which has no tags of its own.
+            tags: of a whole request, by row; an empty string is {}.
+            rows: int64 [n]: that the samples have in the request.
+
+        Raises:
+            InvalidArgument: a sample would have more than `TAGS_BYTES_MAX`.
+        """
         merged: dict[bytes, dict[bytes, bytes]] = {}  # most samples of a put have the same tags, and none before it
-        for slot, new in zip(slots.tolist(), tags, strict=True):
-            before = self.tags[slot]
+        results: list[bytes] = []
+        for slot, row in zip(slots.tolist(), rows.tolist(), strict=True):
+            new = tags[row]
+            before = self.tags[slot] if slot >= 0 else b""
             known = merged.get(before)
             if known is None:
                 known = merged[before] = {}
             result = known.get(new)
             if result is None:
                 result = known[new] = _merge(before, new)
-            self.tags[slot] = result
+            if len(result) > wire_limits.TAGS_BYTES_MAX:
+                sample = [int(self.ids[slot])] if slot >= 0 else []
+                raise InvalidArgument(
+                    f"tags: {f'sample {sample[0]}' if sample else f'the sample of row {row}'} would have {len(result)} "
+                    f"bytes of them, at most {wire_limits.TAGS_BYTES_MAX}; a null value deletes a tag",
+                    ids=sample,
+                    rows=[row],
+                )
+            results.append(result)
+        return results
+
+    def set_tags(self, slots: Slots, tags: Sequence[bytes]) -> None:
+        """Sets the tags of samples, as `merged_tags` returned them."""
+        own = self.tags
+        for slot, value in zip(slots.tolist(), tags, strict=True):
+            own[slot] = value
 
     def add_column(self, name: str, form: Form, form_bytes: bytes) -> None:
         """Adds a field that no sample has yet."""

@@ -68,7 +68,8 @@ class Leases:
     """All live sessions and claims, and which of them is due next.
 
     The heap holds one entry for each, at or before its deadline: a renewal only moves the deadline, and an entry that
-    comes up early is put back.
+    comes up early is put back. Entries of what has ended are dropped when they come up, or all at once when they are
+    more than the others.
     """
 
     def __init__(self, session_lease: float) -> None:
@@ -110,7 +111,9 @@ class Leases:
 
     def end_session(self, session: int) -> Session:
         """Removes a session whose claims have ended."""
-        return self.sessions.pop(session)
+        found = self.sessions.pop(session)
+        self._drop_ended()
+        return found
 
     def add_claim(self, claim: Claim, now: float) -> None:
         """Takes in a claim, with a full lease."""
@@ -123,7 +126,14 @@ class Leases:
         """Removes a claim."""
         claim = self.claims.pop(claim_id)
         del self.sessions[claim.session].claims[claim_id]
+        self._drop_ended()
         return claim
+
+    def _drop_ended(self) -> None:
+        live = len(self.sessions) + len(self.claims)
+        if len(self._heap) > max(limits.ENDED_LEASES_MIN, 2 * live):
+            self._heap = [entry for entry in self._heap if self._find(entry[1], entry[2]) is not None]
+            heapq.heapify(self._heap)
 
     def renew(self, session: int, now: float) -> int:
         """Renews a session and its claims; returns the shortest lease among them, in milliseconds.

@@ -79,8 +79,8 @@ def policy(value: controller_pb2.Policy) -> controller_pb2.Policy:
     full.lease_ms = value.lease_ms or limits.LEASE_DEFAULT_MS
     if full.staleness != "drop":
         raise InvalidArgument(f"staleness {full.staleness!r} is not supported yet, only 'drop'")
-    if full.replicas != 1:
-        raise InvalidArgument(f"replicas={full.replicas} is not supported yet, only 1")
+    if full.replicas > wire_limits.REPLICAS_MAX:
+        raise InvalidArgument(f"replicas={full.replicas}, at most {wire_limits.REPLICAS_MAX}")
     if full.max_attempts > limits.ATTEMPTS_MAX:
         raise InvalidArgument(f"max_attempts={full.max_attempts}, at most {limits.ATTEMPTS_MAX}")
     if not limits.LEASE_MIN_MS <= full.lease_ms <= limits.LEASE_MAX_MS:
@@ -309,8 +309,11 @@ def _blocks(blocks: Sequence[controller_pb2.BlockWrite], rows: int) -> list[Bloc
         if len(block.directory) > limits.DIRECTORY_BYTES_MAX:
             raise InvalidArgument(f"a directory of {len(block.directory)} bytes, at most {limits.DIRECTORY_BYTES_MAX}")
         parsed.append(BlockWrite(block.rows, tuple(_extent(extent) for extent in block.extents), block.directory))
-        if len({extent.length for extent in parsed[-1].extents}) != 1:
+        extents = parsed[-1].extents
+        if len({extent.length for extent in extents}) != 1:
             raise InvalidArgument("extents: a block has at least one, and its replicas are equally long")
+        if not len(extents) == len({extent.node for extent in extents}) == len({extent.arena for extent in extents}):
+            raise InvalidArgument("extents: the replicas of a block lie on different nodes")
     return parsed
 
 

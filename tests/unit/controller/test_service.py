@@ -1,0 +1,202 @@
+"""What the shell keeps beside the core: repeats and their orphans, directories sent, links that are cut off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.model.driver import ARENA, NODE, Driver, client_id
+from tqclient.errors import InvalidArgument
+from tqclient.wire.v1 import controller_pb2 as pb
+from tqclient.wire.v1 import journal_pb2
+from tqserver.controller.core import Outcome
+from tqserver.controller.core import limits as core_limits
+from tqserver.controller.directories import Directories
+from tqserver.controller.journal import SqliteJournal
+from tqserver.controller.links import Links
+from tqserver.controller.service import ControllerService
+
+
+class Context:
+    """A call without a deadline."""
+
+    def time_remaining(self) -> float | None:
+        return None
+
+
+class Bench:
+    """A service over a core that holds one partition with one sample."""
+
+    def __init__(self, directory: Path) -> None:
+        self.driver = Driver()
+        self.session = self.driver.open()
+        self.part = self.driver.partition(self.session, lease_ms=60_000)
+        self.driver.put(self.session, self.part, 1)
+        self.requests = 1_000
+        self.service = ControllerService(
+            self.driver.core,
+            SqliteJournal(directory),
+            clock=lambda: self.driver.now,
+            lost_data=lambda: None,
+            accept_data_loss=False,
+            snapshot_records=1_000,
+            replay_budget=1_000.0,
+            replayed=0.0,
+        )
+
+    def numbered(self, request: Any, *, settled_below: int = 0) -> Any:
+        self.requests += 1
+        request.mutation.client_id, request.mutation.request = client_id(1), self.requests
+        request.mutation.session, request.mutation.settled_below = self.session, settled_below
+        return request
+
+    def claim(self) -> pb.ClaimRequest:
+        return self.numbered(pb.ClaimRequest(partition_id=self.part, consumer="x", batch_size=1))
+
+    async def set_version(self, version: int, *, settled_below: int = 0) -> None:
+        request = pb.SetVersionRequest(partition_id=self.part, version=version)
+        await self.service.SetVersion(self.numbered(request, settled_below=settled_below), Context())
+
+    async def claim_and_leave(self) -> pb.ClaimRequest:
+        """Claims, and goes away before the claim is journaled: nobody has it."""
+        request = self.claim()
+        call = asyncio.create_task(self.service.Claim(request, Context()))
+        await asyncio.sleep(0)
+        call.cancel()
+        await self.set_version(1)  # journaled behind it
+        assert call.cancelled()
+        assert self.driver.counts(self.part) == (0, 0, 1, 0, 0)
+        return request
+
+
+def run(directory: Path, scenario: Callable[[Bench], Awaitable[None]]) -> None:
+    async def within() -> None:
+        bench = Bench(directory)
+        try:
+            await scenario(bench)
+        finally:
+            await asyncio.to_thread(bench.service.close)
+
+    asyncio.run(within())
+
+
+def test_a_claim_that_nobody_took_ends_when_its_client_settles_it_unseen(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        request = await bench.claim_and_leave()
+        await bench.set_version(2, settled_below=request.mutation.request + 1)
+        await bench.set_version(3)
+        assert bench.driver.counts(bench.part) == (0, 1, 0, 0, 0)
+
+    run(tmp_path, scenario)
+
+
+def test_a_repeat_that_takes_a_claim_keeps_it(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        request = await bench.claim_and_leave()
+        assert (await bench.service.Claim(request, Context())).claim_id == 1
+        await bench.set_version(2, settled_below=request.mutation.request + 1)
+        await bench.set_version(3)
+        assert bench.driver.counts(bench.part) == (0, 0, 1, 0, 0)
+
+    run(tmp_path, scenario)
+
+
+def test_a_repeat_that_is_refused_takes_over_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(bench: Bench) -> None:
+        request = await bench.claim_and_leave()
+        with monkeypatch.context() as patched:
+            patched.setattr(core_limits, "REPLY_BYTES_PER_CLIENT_MAX", 1)
+            await bench.set_version(2)
+        with pytest.raises(InvalidArgument, match="was forgotten"):
+            await bench.service.Claim(request, Context())
+        await bench.set_version(3, settled_below=request.mutation.request + 1)
+        await bench.set_version(4)
+        assert bench.driver.counts(bench.part) == (0, 1, 0, 0, 0)  # nobody has the claim, so it ended
+
+    run(tmp_path, scenario)
+
+
+def test_a_request_that_is_repeated_as_another_command_is_refused(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        request = bench.claim()
+        claim = await bench.service.Claim(request, Context())
+        settle = pb.SettleRequest(mutation=request.mutation, claim_id=claim.claim_id, verdict=pb.VERDICT_ACK)
+        with pytest.raises(InvalidArgument, match="was a claim, and is now repeated as a settle"):
+            await bench.service.Settle(settle, Context())
+        assert bench.driver.counts(bench.part) == (0, 0, 1, 0, 0)
+
+    run(tmp_path, scenario)
+
+
+def test_directories_are_sent_once_to_a_session_and_nothing_is_kept_of_one_that_has_ended() -> None:
+    driver = Driver()
+    session, other = driver.open(), driver.open(2)
+    p = driver.partition(session)
+    driver.put(session, p, 1)
+    reply = driver.claim(session, p, 1)
+    directories = Directories(driver.core)
+
+    def sent(to: int) -> list[bytes]:
+        again = pb.ClaimReply()
+        again.CopyFrom(reply)
+        directories.fill_in(to, again.rows)
+        return [block.directory for block in again.rows.blocks]
+
+    assert [sent(session), sent(session), sent(other)] == [[b"directory"], [b""], [b"directory"]]
+    driver.ok("close_session", pb.CloseSessionRequest(), session=session)
+    directories.session_ended(session)
+    assert [sent(session), sent(session), sent(99)] == [[b"directory"]] * 3  # a recorded reply is repeated all the same
+    assert list(directories._sent) == [other]
+
+
+class LatePipeline:
+    """Applies what is submitted at the loop's next turn, and cuts the caller off right then."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.core = driver.core
+        self.driver = driver
+        self.caller: asyncio.Task[Any] | None = None
+
+    def submit(self, command: journal_pb2.Command, done: Callable[[Outcome], None]) -> None:
+        def apply() -> None:
+            done(self.driver.journal(command))
+            if self.caller is not None:
+                self.caller.cancel()
+
+        asyncio.get_running_loop().call_soon(apply)
+
+
+@pytest.mark.parametrize("cut_off", [True, False])
+def test_a_link_that_is_cut_off_while_it_opens_is_not_attached(cut_off: bool) -> None:
+    async def reports() -> AsyncIterator[pb.NodeReport]:
+        node = pb.Node(name=NODE, address="127.0.0.1:1", arena=ARENA)
+        yield pb.NodeReport(hello=pb.NodeHello(node=node))
+        await asyncio.Event().wait()
+
+    async def scenario() -> None:
+        pipeline = LatePipeline(Driver())
+        links = Links(pipeline, lambda: None, accept_data_loss=False)  # type: ignore[arg-type]
+        orders = links.attach(reports())
+
+        async def first() -> pb.NodeOrder:
+            return await anext(orders)
+
+        call = asyncio.create_task(first())
+        pipeline.caller = call if cut_off else None
+        node = pb.Node(name=NODE)
+        if cut_off:
+            with pytest.raises(asyncio.CancelledError):
+                await call
+        else:
+            assert (await call).HasField("sync")
+            links.fill_in([node])
+            assert node.attached
+            await orders.aclose()
+        links.fill_in([node])
+        assert not node.attached
+
+    asyncio.run(scenario())

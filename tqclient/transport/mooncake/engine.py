@@ -1,0 +1,246 @@
+"""One transfer engine of this process, for one peer: made, used and ended under the library's many conditions.
+
+The memory that is registered with it outlives every transfer that may still touch it, and the engine itself outlives
+all of them: what is given up on is polled to its end in the background.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tqclient.errors import TransportUnavailable, Unavailable
+from tqclient.transport.memory import Memory
+from tqclient.wire import mooncake
+
+ITEMS_MAX: Final = 1024
+"""In flight to one peer; at about twice as many, the library begins to fail them."""
+REAP_SECONDS: Final = 0.01
+_TIGHT_SECONDS: Final = 100e-6
+_PAUSE_MAX: Final = 300e-6
+_DONE: Final = 1
+_FAILED: Final = -1
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the engine was made.
+
+    Attributes:
+        registrations: calls that registered memory: stays 1.
+        transfers: that were submitted.
+        failures: of them.
+        bytes: that arrived.
+        abandoned: transfers that have been given up on and have not ended yet.
+    """
+
+    registrations: int = 0
+    transfers: int = 0
+    failures: int = 0
+    bytes: int = 0
+    abandoned: int = 0
+
+
+class Transfer:
+    """One contiguous run of bytes on its way. It is polled by one thread at a time, to its end and never again."""
+
+    __slots__ = ("_batch", "_engine", "length", "local", "remote", "writes")
+
+    def __init__(self, engine: Engine, *, writes: bool, local: int, remote: int, length: int) -> None:
+        self._engine = engine
+        self.writes = writes
+        self.local = local
+        self.remote = remote
+        self.length = length
+        self._batch = engine._submit(self)
+
+    def poll(self) -> bool | None:
+        """Returns whether it went well; None while that is open."""
+        # 0 is no transfer: it could not be submitted.
+        status = self._engine._check(self._batch) if self._batch else _FAILED
+        if status not in (_DONE, _FAILED):  # -2 says that it takes long, not that it has ended
+            return None
+        self._engine._ended(self, went_well=status == _DONE)
+        return status == _DONE
+
+    def wait(self, deadline: float) -> bool | None:
+        """Does as `poll`, until that is known or the deadline, in monotonic seconds, has passed."""
+        started = time.monotonic()
+        pause = 0.0
+        while (outcome := self.poll()) is None:
+            now = time.monotonic()
+            if now >= deadline:
+                return None
+            if now - started > _TIGHT_SECONDS:
+                pause = min(pause + _PAUSE_MAX / 6, _PAUSE_MAX)
+            time.sleep(pause)
+        return outcome
+
+
+class Engine:
+    """A transfer engine with one registered run of memory.
+
+    It has holders: the transport, every call in progress, every transfer that was given up on. It ends with the last.
+
+    Attributes:
+        memory: all that is registered, uint8.
+        base: address of its first byte.
+        address: `host:port`, under which peers open this engine.
+        protocol: `tcp` or `rdma`: what it was seen to use.
+        segment: of the peer.
+        counters: of what it did.
+    """
+
+    def __init__(self, host: str, segment: str, memory_bytes: int, *, devices: str = "") -> None:
+        """Makes it and registers the memory. Takes about 50 ms.
+
+        Args:
+            host: name or address of this host.
+            segment: under which the peer is opened.
+            memory_bytes: to be registered.
+            devices: adapters to use, with commas; empty: all.
+
+        Raises:
+            TransportUnavailable: the library cannot be loaded, or says no.
+        """
+        library = mooncake.load()
+        self.segment = segment
+        self.counters = Counters()
+        self._lock = threading.Lock()
+        self._holders = 1
+        self._items = threading.BoundedSemaphore(ITEMS_MAX)
+        self._abandoned: list[tuple[Transfer, Callable[[], None]]] = []
+        self._ended_at = time.monotonic()
+        memory = Memory(memory_bytes, inherited=False)
+        memory.prefer_huge_pages()
+        self.memory: NDArray[np.uint8] = memory.array()
+        self.base = memory.address
+        self._library: Any = library.TransferEngine()
+        status = self._library.initialize(host, "P2PHANDSHAKE", "rdma", devices)
+        if status != 0:
+            raise TransportUnavailable(f"the transfer engine does not start on {host!r}: initialize returned {status}")
+        _engines.add(self)
+        self.address = f"{f'[{host}]' if ':' in host else host}:{self._library.get_rpc_port()}"
+        self.protocol = mooncake.protocol_in_use()
+        status = self._library.register_memory(self.base, memory_bytes)
+        if status != 0:
+            hint = "; is the limit of locked memory (memlock) high enough?" if self.protocol == "rdma" else ""
+            raise TransportUnavailable(f"registering {memory_bytes} bytes returned {status}{hint}")
+        self.counters.registrations += 1
+
+    def hold(self) -> None:
+        """Adds a holder.
+
+        Raises:
+            Unavailable: it has ended.
+        """
+        with self._lock:
+            if self._holders == 0:
+                raise Unavailable(f"the engine for {self.segment} has ended")
+            self._holders += 1
+
+    def release(self) -> None:
+        """Takes a holder away; with the last one, it ends."""
+        with self._lock:
+            self._holders -= 1
+            if self._holders:
+                return
+            library, self._library = self._library, None
+        if library is not None:
+            library.unregister_memory(self.base)
+            del library  # joins its threads; nothing of it touches the memory from here on
+            self.memory = np.empty(0, np.uint8)
+
+    @property
+    def idle_seconds(self) -> float:
+        """Since the last transfer ended."""
+        return time.monotonic() - self._ended_at
+
+    def try_item(self) -> bool:
+        """Takes the right to one transfer, if it is to be had now; the transfer's end gives it back."""
+        return self._items.acquire(blocking=False)
+
+    def wait_item(self, timeout: float | None) -> bool:
+        """Does as `try_item`, for at most so many seconds."""
+        return self._items.acquire(timeout=timeout)
+
+    def abandon(self, transfer: Transfer, ended: Callable[[], None]) -> None:
+        """Polls a transfer to its end in the background, then calls `ended`; until then the engine lives."""
+        self.hold()
+        with self._lock:
+            self.counters.abandoned += 1
+            self._abandoned.append((transfer, ended))
+            first = len(self._abandoned) == 1
+        if first:
+            threading.Thread(target=self._reap, name="tq-mooncake-reaper", daemon=True).start()
+
+    def _reap(self) -> None:
+        while True:
+            with self._lock:
+                waiting = list(self._abandoned)
+            ended = [each for each in waiting if each[0].poll() is not None]
+            for _, call in ended:
+                call()
+            with self._lock:
+                self._abandoned = [each for each in self._abandoned if each not in ended]
+                self.counters.abandoned -= len(ended)
+                done = not self._abandoned
+            for _ in ended:
+                self.release()
+            if done:
+                return
+            time.sleep(REAP_SECONDS)
+
+    def _submit(self, transfer: Transfer) -> int:
+        call = self._library.batch_transfer_async_write if transfer.writes else self._library.batch_transfer_async_read
+        with self._lock:
+            self.counters.transfers += 1
+        batch: int = call(self.segment, [self.base + transfer.local], [transfer.remote], [transfer.length])
+        return batch
+
+    def _check(self, batch: int) -> int:
+        status: int = self._library.transfer_check_status(batch)
+        return status
+
+    def _ended(self, transfer: Transfer, *, went_well: bool) -> None:
+        with self._lock:
+            self._ended_at = time.monotonic()
+            if went_well:
+                self.counters.bytes += transfer.length
+            else:
+                self.counters.failures += 1
+        self._items.release()
+
+    def _keep(self) -> None:
+        if self._library is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._library))
+
+
+_engines: Final[weakref.WeakSet[Engine]] = weakref.WeakSet()
+
+
+def _keep_all() -> None:
+    """Never ends the library's part: at the end of the process, transfers may be in progress that it would wait for."""
+    for engine in list(_engines):
+        engine._keep()
+
+
+def _forget_all() -> None:
+    """In a forked child, the library's threads are not there: to end it would be to wait for them for ever."""
+    for engine in list(_engines):
+        engine._keep()
+        engine._library = None
+
+
+os.register_at_fork(after_in_child=_forget_all)
+atexit.register(_keep_all)

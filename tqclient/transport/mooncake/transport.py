@@ -1,0 +1,334 @@
+"""The transport: staging memory on this side, the node's registered arena on the other, transfers between them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from tqclient.errors import TQError, TransportUnavailable, Unavailable
+from tqclient.transport.base import Fetched, NodeContact, Place
+from tqclient.transport.mooncake.coalesce import LANES, PORT, STREAM, Piece, bridge, gather_is_cheaper, pieces, split
+from tqclient.transport.mooncake.engine import Engine
+from tqclient.transport.mooncake.flow import Flow
+from tqclient.transport.mooncake.gather import GatherPort, GatherRefused, GatherUnreachable, targets_of
+from tqclient.transport.mooncake.options import Options, own_address
+from tqclient.transport.mooncake.staging import ALIGN, Slot, Staging
+from tqclient.transport.ranges import Runs, merge_ranges
+from tqclient.transport.sessions import WriteSessions
+from tqclient.transport.stream import StreamFetched, StreamTransport
+from tqclient.wire.arena import HEADER_BYTES, ArenaHeader
+from tqclient.wire.v1 import common_pb2, storage_pb2
+
+_log = logging.getLogger(__name__)
+
+OPEN_SECONDS: Final = 2.0
+"""In which a node's engine, whose node has just answered, has to serve a first read."""
+
+
+class MooncakeTransport:
+    """See `NodeTransport`. Reading and writing cost one more copy, through the staging memory."""
+
+    name = "mooncake"
+    mapped = False
+    better_after: float | None = None
+
+    def __init__(self, contact: NodeContact, engine: Engine) -> None:
+        """Takes over the engine."""
+        self._contact = contact
+        self._engine = engine
+        self._stream = StreamTransport(contact)
+        self._sessions = WriteSessions(take=lambda _: None, drop=lambda _: None, end=engine.release)
+        self._endpoint = contact.description.mooncake
+        self._broken = False
+        self._gathers = 0
+        self._port = (
+            GatherPort(self._endpoint.gather, self._endpoint.gather_secret, contact.peer)
+            if self._endpoint.gather
+            else None
+        )
+        # What callers fill lies apart from what their bytes pass through in pieces, so the latter never waits for them.
+        passing = engine.memory.size // 4 // ALIGN // LANES * ALIGN * LANES
+        self._passing = Staging(0, passing)
+        self._targets = Staging(passing, (engine.memory.size - passing) // ALIGN * ALIGN)
+        self._staging_bytes = engine.memory.size
+        self.arena: int = contact.description.arena
+        self.segment: str = engine.segment
+
+    @property
+    def usable(self) -> bool:
+        """See `NodeTransport.usable`. False after any failure: whoever opens it anew asks the node for its engine."""
+        return not self._broken
+
+    @property
+    def quiet(self) -> bool:
+        """See `NodeTransport.quiet`."""
+        return self._engine.counters.abandoned == 0
+
+    @property
+    def reason(self) -> str:
+        """See `NodeTransport.reason`."""
+        counters = self._engine.counters
+        return "; ".join(
+            (
+                f"one-sided over {self._engine.protocol} to {self.segment} of {self._contact.peer}, "
+                f"{self._staging_bytes >> 20} MiB staging, registrations here {counters.registrations}, "
+                f"there {self._endpoint.registrations}",
+                *self._contact.refusals,
+            )
+        )
+
+    def stats(self) -> dict[str, int]:
+        """Returns counts since it was opened: `registrations`, `transfers`, `failures`, `bytes`, `gathers`.
+
+        Also, as of now: `abandoned` transfers, and `taken_bytes` of the staging memory.
+        """
+        counters = self._engine.counters
+        return {
+            "registrations": counters.registrations,
+            "transfers": counters.transfers,
+            "failures": counters.failures,
+            "bytes": counters.bytes,
+            "abandoned": counters.abandoned,
+            "gathers": self._gathers,
+            "taken_bytes": self._targets.taken_bytes + self._passing.taken_bytes,
+        }
+
+    def session_opened(self, session: int) -> None:
+        """See `NodeTransport.session_opened`."""
+        self._sessions.open_session(session)
+
+    def session_closed(self, session: int) -> None:
+        """See `NodeTransport.session_closed`."""
+        self._sessions.close_session(session)
+
+    @contextmanager
+    def write(self, place: Place, *, session: int, timeout: float | None) -> Iterator[NDArray[np.uint8]]:
+        """See `NodeTransport.write`."""
+        self._contact.check_place(place)
+        remote = self._endpoint.base + place.offset
+        with self._sessions.writing(session):
+            slot = self._targets.take(place.length)
+            if slot is None:
+                target = self._contact.pool.take(place.length)
+                yield target
+                with self._flow(timeout) as flow:
+                    self._send_through(flow, target, remote)
+                return
+            try:
+                yield self._engine.memory[slot.offset : slot.offset + place.length]
+                with self._flow(timeout) as flow:
+                    for start, stop in split(place.length, self._targets.length):
+                        slot.hold()
+                        flow.start(slot, remote + start, writes=True, skip=start, length=stop - start)
+            finally:
+                slot.release()
+
+    def read(self, extent: common_pb2.Extent, ranges: NDArray[np.uint64], *, timeout: float | None) -> Fetched:
+        """See `NodeTransport.read`."""
+        self._contact.check_extent(extent)
+        if self._sessions.closed:
+            raise Unavailable("the transport is closed")
+        merged = merge_ranges(ranges, extent.length)
+        groups = bridge(merged)
+        port = self._port
+        if gather_is_cheaper(merged, groups, STREAM if port is None else PORT):
+            self._gathers += 1
+            started = time.monotonic()
+            gathered = None if port is None else self._gather(port, extent.offset, merged, timeout)
+            left = None if timeout is None else timeout + started - time.monotonic()
+            return gathered or self._stream.read(extent, ranges, timeout=left)
+        runs = Runs(merged)
+        buffer = self._contact.pool.take(runs.buffer_bytes)
+        moved = sum(group[-1][1] - group[0][0] for group in groups)
+        if not moved:
+            return StreamFetched(buffer, runs)
+        _, piece_bytes_max = split(moved, self._passing.length // LANES)[0]
+        remote = self._endpoint.base + extent.offset
+        self._engine.hold()
+        try:
+            with self._flow(timeout) as flow:
+                for piece in pieces(groups, piece_bytes_max):
+                    slot = flow.take(self._passing, piece.stop - piece.start)
+                    then = self._copy_out(piece, slot, runs, buffer)
+                    flow.start(slot, remote + piece.start, writes=False, length=piece.stop - piece.start, then=then)
+        finally:
+            self._engine.release()
+        return StreamFetched(buffer, runs)
+
+    def close(self) -> None:
+        """See `NodeTransport.close`. The engine lives on until its last transfer has ended."""
+        self._stream.close()
+        if self._port is not None:
+            self._port.close()
+        self._sessions.close()
+
+    def _gather(
+        self, port: GatherPort, offset: int, merged: Sequence[tuple[int, int]], timeout: float | None
+    ) -> Fetched | None:
+        """Reads through the port beside the engine; None when the node's stream has to do it."""
+        runs = Runs(merged)
+        buffer = self._contact.pool.take(runs.buffer_bytes)
+        bounds = np.array(merged, np.uint64)
+        targets = targets_of(buffer, np.array(runs.positions, np.uint64), bounds[:, 1] - bounds[:, 0])
+        try:
+            port.read(bounds + np.uint64(offset), targets, timeout)
+        except GatherRefused:
+            return None
+        except GatherUnreachable as error:
+            _log.warning(
+                "%s: no gathers at its engine, %s; its stream does them from now on", self._contact.peer, error
+            )
+            self._port = None
+            port.close()
+            return None
+        except Unavailable:
+            self._broken = True
+            raise
+        return StreamFetched(buffer, runs)
+
+    @contextmanager
+    def _flow(self, timeout: float | None) -> Iterator[Flow]:
+        try:
+            with Flow(self._engine, self._contact.peer, timeout) as flow:
+                yield flow
+                flow.finish()
+        except Unavailable:
+            self._broken = True
+            raise
+
+    def _send_through(self, flow: Flow, source: NDArray[np.uint8], remote: int) -> None:
+        """Copies a piece while those before it are on their way."""
+        for start, stop in split(source.size, self._passing.length // LANES):
+            slot = flow.take(self._passing, stop - start)
+            np.copyto(self._engine.memory[slot.offset : slot.offset + stop - start], source[start:stop])
+            flow.start(slot, remote + start, writes=True, length=stop - start)
+
+    def _copy_out(self, piece: Piece, slot: Slot, runs: Runs, buffer: NDArray[np.uint8]) -> Callable[[], None]:
+        def copy() -> None:
+            for start, stop in piece.wanted:
+                position = runs.locate(start, stop - start)
+                begin = slot.offset + start - piece.start
+                np.copyto(buffer[position : position + stop - start], self._engine.memory[begin : begin + stop - start])
+
+        return copy
+
+
+def open_mooncake(contact: NodeContact) -> MooncakeTransport:
+    """Makes an engine for the node's engine, and proves that the node's arena is reached through it.
+
+    Raises:
+        TransportUnavailable: the node has no engine, the library is missing here, the engine cannot be reached, or RDMA
+            is required and this is TCP.
+        Unavailable: there is no engine now, but one is being started: ask again.
+    """
+    described = contact.description
+    if not described.HasField("mooncake"):
+        why = described.mooncake_refusal or "the node has no transfer engine"
+        raise Unavailable(why) if described.mooncake_expected else TransportUnavailable(why)
+    endpoint = described.mooncake
+    if endpoint.registered_bytes < described.arena_bytes:
+        raise TransportUnavailable(f"the node registered {endpoint.registered_bytes} bytes of {described.arena_bytes}")
+    if contact.rdma and endpoint.protocol != "rdma":
+        raise TransportUnavailable(f"RDMA is required, and the node's engine runs over {endpoint.protocol}")
+    options = Options.from_environment()
+    opening = _Opening(endpoint, described.arena, options.host or own_address(endpoint.segment), options)
+    try:
+        engine = opening.result(OPEN_SECONDS)
+    except TransportUnavailable:
+        if _replaced(contact):
+            raise Unavailable(f"the node has replaced its engine {endpoint.segment}") from None
+        raise
+    if contact.rdma and engine.protocol != "rdma":
+        engine.release()
+        raise TransportUnavailable(f"RDMA is required, and the engine of this process runs over {engine.protocol}")
+    return MooncakeTransport(contact, engine)
+
+
+def _replaced(contact: NodeContact) -> bool:
+    """Whether the node tells of another engine by now."""
+    try:
+        reply: Any = contact.stub.DescribeNode(storage_pb2.DescribeNodeRequest(), timeout=OPEN_SECONDS)
+    except grpc.RpcError:
+        return True
+    return bool(reply.mooncake.segment != contact.description.mooncake.segment or reply.mooncake_expected)
+
+
+class _Opening:
+    """Makes an engine and reads the arena's first page through it, in a thread: the library may wait for a minute."""
+
+    _running: Final[set[str]] = set()
+    _lock: Final = threading.Lock()
+
+    def __init__(self, endpoint: storage_pb2.MooncakeEndpoint, arena: int, host: str, options: Options) -> None:
+        self._endpoint = endpoint
+        self._arena = arena
+        self._host = host
+        self._options = options
+        self._settled = threading.Event()
+        self._given_up = False
+        self._engine: Engine | None = None
+        self._error: TQError | None = None
+
+    def result(self, timeout: float) -> Engine:
+        """Returns the engine. When the time is up, what is still in progress cleans up after itself.
+
+        Raises:
+            TransportUnavailable: it could not be had.
+            Unavailable: another call is opening it: ask again.
+        """
+        segment = self._endpoint.segment
+        with self._lock:
+            if segment in self._running:
+                raise Unavailable(f"the engine {segment} is being opened by another call")
+            self._running.add(segment)
+        threading.Thread(target=self._run, name="tq-mooncake-opening", daemon=True).start()
+        self._settled.wait(timeout)
+        with self._lock:
+            self._given_up = not self._settled.is_set()
+        if self._given_up:
+            raise TransportUnavailable(f"the engine {segment} did not answer within {timeout:g} s: is it firewalled?")
+        if self._engine is None:
+            raise self._error or TransportUnavailable(f"the engine {segment} could not be opened")
+        return self._engine
+
+    def _run(self) -> None:
+        engine: Engine | None = None
+        error: TQError | None = None
+        try:
+            engine = Engine(
+                self._host, self._endpoint.segment, self._options.staging_bytes, devices=self._options.devices
+            )
+            _check_arena(engine, self._endpoint, self._arena)
+        except TQError as failure:
+            error = failure
+        if engine is not None and error is not None:
+            engine.release()
+            engine = None
+        with self._lock:
+            self._running.discard(self._endpoint.segment)
+            given_up = self._given_up
+            self._engine, self._error = engine, error
+            self._settled.set()
+        if given_up and engine is not None:
+            engine.release()
+
+
+def _check_arena(engine: Engine, endpoint: storage_pb2.MooncakeEndpoint, arena: int) -> None:
+    area = Staging(0, HEADER_BYTES)
+    try:
+        with Flow(engine, f"the engine {endpoint.segment}", None) as flow:
+            flow.start(flow.take(area, HEADER_BYTES), endpoint.base, writes=False, length=HEADER_BYTES)
+            flow.finish()
+    except Unavailable as error:
+        raise TransportUnavailable(f"{error.message}: can its ports be reached from here?") from None
+    found = ArenaHeader.from_bytes(engine.memory[:HEADER_BYTES].tobytes()).arena
+    if found != arena:
+        raise TransportUnavailable(f"the engine {endpoint.segment} serves arena {found:016x}, not {arena:016x}")
