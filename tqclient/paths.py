@@ -38,8 +38,12 @@ class _Path:
             return False
         return not transport.segment or self.incarnation == node.incarnation
 
+    @property
+    def transports(self) -> list[NodeTransport]:
+        return [self.transport] if self.former is None else [self.transport, self.former]
+
     def close(self) -> None:
-        for transport in filter(None, (self.transport, self.former)):
+        for transport in self.transports:
             transport.close()
 
 
@@ -145,7 +149,7 @@ class Paths:
         with self._lock:
             paths = list(self._open.values())
         for path in paths:
-            for transport in filter(None, (path.transport, path.former)):
+            for transport in path.transports:
                 transport.session_closed(session)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from tqclient.limits import EXTENT_ALIGN, KIB, MIB
-from tqclient.transport.base import Place
+from tqclient.transport.base import NodeTransport, Place
 from tqclient.wire.v1 import common_pb2, storage_pb2
 
 AHEAD_FIRST: Final = 256 * KIB
@@ -155,7 +155,7 @@ class WindowPool:
         self._open: dict[Spot, list[Window]] = {}
         self._ahead: dict[Spot, int] = {}
         self._closing: list[Window] = []
-        self._drifting: list[tuple[Cut, Callable[[], bool]]] = []
+        self._drifting: list[tuple[Cut, NodeTransport]] = []
 
     def cut(self, spot: Spot, length: int) -> Cut | None:
         """Cuts an extent from a window that was reserved ahead; None when there is none with room."""
@@ -199,14 +199,14 @@ class WindowPool:
                 if window.retired and window.pending == 0:
                     self._closing.append(window)
 
-    def drift(self, cut: Cut, ended: Callable[[], bool]) -> None:
+    def drift(self, cut: Cut, transport: NodeTransport) -> None:
         """Leaves the end of a put open: it was given up, and a one-sided transfer to the extent may be under way.
 
-        The window is not closed before `ended` says that no byte comes any more, for a node takes the closing as the
-        word for that. The extent was never committed; it may be cut again then.
+        The window is not closed before the transport is quiet, for a node takes the closing as the word that no byte
+        comes any more. The extent was never committed; it may be cut again then.
         """
         with self._lock:
-            self._drifting.append((cut, ended))
+            self._drifting.append((cut, transport))
 
     def retire(
         self, *, node: str | None = None, partition_id: int | None = None, idle_since: float | None = None
@@ -231,7 +231,7 @@ class WindowPool:
     def take_closing(self) -> list[Window]:
         """Returns the windows that are done with; they are the caller's to close."""
         with self._lock:
-            landed = [cut for cut, ended in self._drifting if ended()]
+            landed = [cut for cut, transport in self._drifting if transport.quiet]
             self._drifting = [each for each in self._drifting if each[0] not in landed]
         self.settle(landed, "refused")
         with self._lock:

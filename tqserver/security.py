@@ -11,7 +11,6 @@ the handshake itself refuses whoever has no certificate, a prober included.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -22,6 +21,7 @@ from typing import Any, Final
 import grpc
 
 from tqclient.errors import InvalidArgument, Unauthenticated
+from tqclient.wire.addresses import host_of, is_loopback
 from tqserver.serving import abort_with
 
 HEALTH_PREFIX: Final = "/grpc.health.v1.Health/"
@@ -174,10 +174,6 @@ class Security:
 
     def warn(self, listen: str) -> None:
         """Logs what an open door means when the address is not a loopback one."""
-        host = listen.rpartition(":")[0].strip("[]")
-        try:
-            loopback = ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            loopback = host == "localhost" or listen.startswith("unix:")
+        loopback = is_loopback(host_of(listen)) or listen.startswith("unix:")
         if not loopback and self.token_file is None and self.tls_client_ca is None:
             _log.warning("%s is reachable from other machines, and no token or client certificate is asked for", listen)

@@ -152,6 +152,16 @@ def _try_better(state: ClientState, node: controller_pb2.Node, deadline: Deadlin
         state.paths.refused(node, error.message)
 
 
+def probe(node: controller_pb2.Node, deadline: Deadline) -> Operation[None]:
+    """Asks a node that failed for its description, before anything is entrusted to it.
+
+    Raises:
+        Unavailable: it does not answer soon.
+    """
+    seconds = min(deadline.remaining(), PROBE_SECONDS)
+    yield Call(node.address, "DescribeNode", storage_pb2.DescribeNodeRequest(), seconds)
+
+
 def reserve(
     state: ClientState, session: Session, partition_id: int, replicas: int, ways: Ways, deadline: Deadline
 ) -> Operation[Placed]:
@@ -321,8 +331,7 @@ def _cuts_over(
     if small and (cut := state.windows.cut(spot, lengths[0])) is not None:
         return [cut]
     if state.node_suspect(node.name):
-        seconds = min(asked.deadline.remaining(), PROBE_SECONDS)
-        yield Call(node.address, "DescribeNode", storage_pb2.DescribeNodeRequest(), seconds)
+        yield from probe(node, asked.deadline)
     yield Work(lambda: transport.session_opened(session))
     if not small:
         window = yield from _reserve_window(state, spot, total, asked.deadline)

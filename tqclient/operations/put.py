@@ -188,7 +188,7 @@ def _settle(state: ClientState, placed: Placed, fate: Fate, underway: Sequence[T
     settled = [target for target in placed.all() if target not in underway]
     for target in underway:
         if target.cut.window.one_sided:
-            state.windows.drift(target.cut, lambda transport=target.transport: transport.quiet)  # type: ignore[misc]
+            state.windows.drift(target.cut, target.transport)
         else:
             state.windows.settle([target.cut], "unknown")
     if fate == "refused":

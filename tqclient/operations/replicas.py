@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tqclient.errors import CorruptBlock, SampleNotFound, TQError, TransportUnavailable, Unavailable
-from tqclient.operations.effects import Call, Deadline, Operation
-from tqclient.operations.nodes import PROBE_SECONDS, open_path, turn_seconds
+from tqclient.operations.effects import Deadline, Operation
+from tqclient.operations.nodes import open_path, probe, turn_seconds
 from tqclient.state import ClientState
 from tqclient.transport.base import NodeTransport
-from tqclient.wire.v1 import common_pb2, controller_pb2, storage_pb2
+from tqclient.wire.v1 import common_pb2, controller_pb2
 
 
 class ExtentGone(SampleNotFound):
@@ -133,9 +133,8 @@ class Replicas:
         state = self._state
         transport = yield from open_path(state, node, deadline)
         if spare and not transport.mapped and state.node_suspect(node.name):
-            seconds = min(deadline.remaining(), PROBE_SECONDS)
             try:
-                yield Call(node.address, "DescribeNode", storage_pb2.DescribeNodeRequest(), seconds)
+                yield from probe(node, deadline)
             except Unavailable:
                 state.node_failed(node.name)
                 raise

@@ -97,3 +97,17 @@ class WriteSessions:
         if self._closed and not self._writes and not self._ended:
             self._ended = True
             self._end()
+
+
+class SessionWriter:
+    """The part of a `NodeTransport` that admits writes by their sessions."""
+
+    _sessions: WriteSessions
+
+    def session_opened(self, session: int) -> None:
+        """See `NodeTransport.session_opened`."""
+        self._sessions.open_session(session)
+
+    def session_closed(self, session: int) -> None:
+        """See `NodeTransport.session_closed`."""
+        self._sessions.close_session(session)

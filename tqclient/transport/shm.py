@@ -12,7 +12,7 @@ from tqclient.errors import TransportUnavailable, Unavailable
 from tqclient.transport.base import Fetched, NodeContact, Place
 from tqclient.transport.mapping import ArenaMapping, close_arena, open_arena
 from tqclient.transport.ranges import Runs, merge_ranges
-from tqclient.transport.sessions import WriteSessions
+from tqclient.transport.sessions import SessionWriter, WriteSessions
 from tqclient.wire.v1 import common_pb2
 
 
@@ -37,7 +37,7 @@ class ShmFetched:
         self._source = None
 
 
-class ShmTransport:
+class ShmTransport(SessionWriter):
     """See `NodeTransport`. Writing costs the copy, reading nothing."""
 
     name = "shm"
@@ -57,14 +57,6 @@ class ShmTransport:
         self.reason = "; ".join(
             (f"same host: {mapping.path} holds the arena {self.arena:016x} of {contact.peer}", *contact.refusals)
         )
-
-    def session_opened(self, session: int) -> None:
-        """See `NodeTransport.session_opened`."""
-        self._sessions.open_session(session)
-
-    def session_closed(self, session: int) -> None:
-        """See `NodeTransport.session_closed`."""
-        self._sessions.close_session(session)
 
     @contextmanager
     def write(self, place: Place, *, session: int, timeout: float | None) -> Iterator[NDArray[np.uint8]]:

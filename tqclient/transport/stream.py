@@ -14,7 +14,7 @@ from tqclient.errors import Unavailable
 from tqclient.limits import CHUNK_BYTES
 from tqclient.transport.base import Fetched, NodeContact, Place
 from tqclient.transport.ranges import Runs, merge_ranges
-from tqclient.transport.sessions import WriteSessions
+from tqclient.transport.sessions import SessionWriter, WriteSessions
 from tqclient.wire.packing import U64, pack_array
 from tqclient.wire.status import from_rpc_error
 from tqclient.wire.v1 import common_pb2, storage_pb2
@@ -40,7 +40,7 @@ class StreamFetched:
         self._buffer = None
 
 
-class StreamTransport:
+class StreamTransport(SessionWriter):
     """See `NodeTransport`."""
 
     name = "grpc"
@@ -55,14 +55,6 @@ class StreamTransport:
         self._sessions = WriteSessions(take=lambda _: None, drop=lambda _: None, end=lambda: None)
         self.arena: int = contact.description.arena
         self.reason = "; ".join((f"chunked streams to {contact.peer}", *contact.refusals))
-
-    def session_opened(self, session: int) -> None:
-        """See `NodeTransport.session_opened`."""
-        self._sessions.open_session(session)
-
-    def session_closed(self, session: int) -> None:
-        """See `NodeTransport.session_closed`."""
-        self._sessions.close_session(session)
 
     @contextmanager
     def write(self, place: Place, *, session: int, timeout: float | None) -> Iterator[NDArray[np.uint8]]:

@@ -5,6 +5,7 @@ The library reads its settings from the environment, once, while it is loaded.
 
 from __future__ import annotations
 
+import glob
 import importlib
 import os
 from collections.abc import MutableMapping
@@ -81,6 +82,11 @@ def explain(error: ImportError) -> str:
             f"pip install 'tq-dataplane[mooncake]' ({text})"
         )
     return f"the mooncake library cannot be loaded: {text}"
+
+
+def may_use_rdma() -> bool:
+    """Returns whether an engine may find an adapter here; `protocol_in_use` tells once it has started."""
+    return "MC_FORCE_TCP" not in os.environ and bool(glob.glob(f"{_VERBS}*"))
 
 
 def protocol_in_use() -> str:

@@ -24,6 +24,7 @@ from typing import Any, Final, NoReturn, TextIO
 from tqclient.errors import TQError, TransportUnavailable
 from tqclient.wire import arena as wire
 from tqclient.wire import mooncake
+from tqclient.wire.addresses import join_address
 from tqserver import limits
 from tqserver.storage import gather
 from tqserver.storage.populate import populate
@@ -117,7 +118,7 @@ def start(options: argparse.Namespace, module: Any, base: int, length: int) -> t
             f"register_memory of {length} bytes returned {status}"
             + ("; is the limit of locked memory (memlock) unlimited?" if protocol == "rdma" else "")
         )
-    segment = f"{f'[{host}]' if ':' in host else host}:{engine.get_rpc_port()}"
+    segment = join_address(host, engine.get_rpc_port())
     read_last_byte(engine, segment, base + length - 1, protocol)
     return engine, {
         "segment": segment,

@@ -16,6 +16,7 @@ from typing import Final
 
 from tqclient.errors import InvalidArgument
 from tqclient.wire import gather as wire
+from tqclient.wire.addresses import join_address
 from tqserver import limits
 
 _PORT_TRIES: Final = 64
@@ -85,7 +86,7 @@ class GatherServer:
                 except ConnectionError:
                     continue
                 except OSError as error:
-                    if self._listener_closed(error):
+                    if error.errno in (errno.EINVAL, errno.EBADF):  # shut down
                         return
                     time.sleep(limits.GATHER_ACCEPT_PAUSE)  # short of descriptors or memory, for now
                     continue
@@ -93,10 +94,6 @@ class GatherServer:
                     connection.close()
                     continue
                 threading.Thread(target=self._serve, args=(connection,), name="tq-gather-peer", daemon=True).start()
-
-    @staticmethod
-    def _listener_closed(error: OSError) -> bool:
-        return error.errno in (errno.EINVAL, errno.EBADF)  # shut down
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -157,4 +154,4 @@ def serve(host: str, ports: tuple[int, int] | None, mapping: memoryview, data_of
         sys.stderr.write(f"no gathers: {error}\n")
         return {}
     server.start()
-    return {"gather": f"{f'[{host}]' if ':' in host else host}:{server.port}", "gather_secret": server.secret}
+    return {"gather": join_address(host, server.port), "gather_secret": server.secret}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import os
 import re
 import socket
 import sys
@@ -16,6 +14,8 @@ from typing import Any
 import grpc
 
 from tqclient.errors import TQError
+from tqclient.wire import mooncake
+from tqclient.wire.addresses import host_of, is_loopback
 from tqclient.wire.v1 import storage_pb2_grpc
 from tqserver import limits, logs
 from tqserver.config import ADDRESS, COUNT, FLAG, LOG_LEVEL, PATH, PORTS, SECONDS, SIZE, choice, load, option
@@ -133,16 +133,7 @@ def engine_host(config: StorageConfig) -> str:
     """Returns the name or address of this host that an engine tells its peers."""
     if config.mooncake_host is not None:
         return config.mooncake_host
-    host, _, _ = advertised(config.listen, config.advertise).rpartition(":")
-    return host.strip("[]")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or address means the host itself, to whoever uses it."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return host_of(advertised(config.listen, config.advertise))
 
 
 def make_engine(config: StorageConfig, node: Node, arena: Arena, memory_ready: asyncio.Event) -> Engine | NoEngine:
@@ -168,18 +159,13 @@ def make_engine(config: StorageConfig, node: Node, arena: Arena, memory_ready: a
     return Engine(node, options, quarantine=config.quarantine_seconds, populated=populated)
 
 
-def has_adapter() -> bool:
-    """Whether an engine may run over RDMA here."""
-    return "MC_FORCE_TCP" not in os.environ and any(Path("/dev/infiniband").glob("uverbs*"))
-
-
 async def keep(engine: Engine | NoEngine, memory_ready: asyncio.Event) -> None:
     """Runs the engine, if there is to be one, until it is cancelled.
 
     Over RDMA an engine pins every page of the arena, so all of them have to be there first. Over TCP it starts at once.
     """
     if isinstance(engine, Engine):
-        if has_adapter():
+        if mooncake.may_use_rdma():
             await memory_ready.wait()
         await engine.run()
     await asyncio.Event().wait()  # nothing is left to do, and that is no fault

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from tqclient.errors import TransportUnavailable, Unavailable
 from tqclient.transport.memory import Memory
 from tqclient.wire import mooncake
+from tqclient.wire.addresses import join_address
 
 ITEMS_MAX: Final = 1024
 """In flight to one peer; at about twice as many, the library begins to fail them."""
@@ -130,7 +131,7 @@ class Engine:
         if status != 0:
             raise TransportUnavailable(f"the transfer engine does not start on {host!r}: initialize returned {status}")
         _engines.add(self)
-        self.address = f"{f'[{host}]' if ':' in host else host}:{self._library.get_rpc_port()}"
+        self.address = join_address(host, self._library.get_rpc_port())
         self.protocol = mooncake.protocol_in_use()
         status = self._library.register_memory(self.base, memory_bytes)
         if status != 0:

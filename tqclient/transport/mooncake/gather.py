@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tqclient.errors import Unavailable
 from tqclient.wire import gather as wire
+from tqclient.wire.addresses import split_address
 
 CONNECT_SECONDS: Final = 2.0
 KEPT_MAX: Final = 8
@@ -37,8 +38,7 @@ class GatherPort:
     """
 
     def __init__(self, address: str, secret: int, peer: str) -> None:
-        host, _, port = address.rpartition(":")
-        self._address = (host.strip("[]"), int(port))
+        self._address = split_address(address)
         self._secret = secret
         self._peer = peer
         self._lock = threading.Lock()

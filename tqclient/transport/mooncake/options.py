@@ -11,6 +11,7 @@ from typing import Final
 from tqclient.errors import TransportUnavailable
 from tqclient.limits import MIB
 from tqclient.sizes import size_bytes
+from tqclient.wire.addresses import split_address
 
 STAGING_BYTES: Final = 64 * MIB
 STAGING_BYTES_MIN: Final = 1 * MIB
@@ -54,9 +55,8 @@ def own_address(segment: str) -> str:
     Raises:
         TransportUnavailable: there is no way to it.
     """
-    host, _, port = segment.rpartition(":")
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        family, kind, _, _, address = socket.getaddrinfo(*split_address(segment), type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
             probe.connect(address)
             return str(probe.getsockname()[0])

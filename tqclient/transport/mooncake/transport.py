@@ -22,7 +22,7 @@ from tqclient.transport.mooncake.gather import GatherPort, GatherRefused, Gather
 from tqclient.transport.mooncake.options import Options, own_address
 from tqclient.transport.mooncake.staging import ALIGN, Slot, Staging
 from tqclient.transport.ranges import Runs, merge_ranges
-from tqclient.transport.sessions import WriteSessions
+from tqclient.transport.sessions import SessionWriter, WriteSessions
 from tqclient.transport.stream import StreamFetched, StreamTransport
 from tqclient.wire.arena import HEADER_BYTES, ArenaHeader
 from tqclient.wire.v1 import common_pb2, storage_pb2
@@ -33,7 +33,7 @@ OPEN_SECONDS: Final = 2.0
 """In which a node's engine, whose node has just answered, has to serve a first read."""
 
 
-class MooncakeTransport:
+class MooncakeTransport(SessionWriter):
     """See `NodeTransport`. Reading and writing cost one more copy, through the staging memory."""
 
     name = "mooncake"
@@ -100,14 +100,6 @@ class MooncakeTransport:
             "gathers": self._gathers,
             "taken_bytes": self._targets.taken_bytes + self._passing.taken_bytes,
         }
-
-    def session_opened(self, session: int) -> None:
-        """See `NodeTransport.session_opened`."""
-        self._sessions.open_session(session)
-
-    def session_closed(self, session: int) -> None:
-        """See `NodeTransport.session_closed`."""
-        self._sessions.close_session(session)
 
     @contextmanager
     def write(self, place: Place, *, session: int, timeout: float | None) -> Iterator[NDArray[np.uint8]]:
