@@ -1,10 +1,11 @@
 """Which storage nodes a client turns to first: its own host's, then the emptiest; not one that just failed it.
 
-Nothing here talks to anybody, and nothing is thread-safe by itself: the client's state holds its lock around it.
+Nothing here talks to anybody.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -24,7 +25,7 @@ class _Failure:
 
 
 class Placement:
-    """What one client knows of its nodes' condition, beyond what the controller told.
+    """What one client knows of its nodes' condition, beyond what the controller told. Its threads share it.
 
     Args:
         clock: monotonic seconds.
@@ -35,6 +36,7 @@ class Placement:
     def __init__(self, clock: Callable[[], float], tie: Callable[[], float]) -> None:
         self._clock = clock
         self._tie = tie
+        self._lock = threading.RLock()  # an operation that is finalized inside a holder gives up what it placed
         self._ties: dict[str, float] = {}
         self._placed: dict[str, int] = {}
         self._failures: dict[str, _Failure] = {}
@@ -42,15 +44,18 @@ class Placement:
     @property
     def placed_since_report(self) -> bool:
         """Whether this client placed anything that the last report does not count."""
-        return any(self._placed.values())
+        with self._lock:
+            return any(self._placed.values())
 
     def reported(self) -> None:
         """The controller told the nodes' use: what was placed until now is in it, or soon will be."""
-        self._placed.clear()
+        with self._lock:
+            self._placed.clear()
 
     def placed(self, node: str, size_bytes: int) -> None:
         """Counts bytes that were placed on a node; negative ones were given up again."""
-        self._placed[node] = self._placed.get(node, 0) + size_bytes
+        with self._lock:
+            self._placed[node] = self._placed.get(node, 0) + size_bytes
 
     def free_bytes(self, node: controller_pb2.Node) -> int:
         """Returns what is free on a node as far as this client knows."""
@@ -58,15 +63,17 @@ class Placement:
 
     def failed(self, node: str) -> None:
         """Sets a node aside, for longer each time until it answers."""
-        former = self._failures.get(node)
-        if former is not None and former.until > self._clock():
-            return  # several calls failed together: that is one failure
-        seconds = ASIDE_FIRST if former is None else min(2 * former.seconds, ASIDE_MAX)
-        self._failures[node] = _Failure(self._clock() + seconds, seconds)
+        with self._lock:
+            former = self._failures.get(node)
+            if former is not None and former.until > self._clock():
+                return  # several calls failed together: that is one failure
+            seconds = ASIDE_FIRST if former is None else min(2 * former.seconds, ASIDE_MAX)
+            self._failures[node] = _Failure(self._clock() + seconds, seconds)
 
     def answered(self, node: str) -> None:
         """The node is well."""
-        self._failures.pop(node, None)
+        with self._lock:
+            self._failures.pop(node, None)
 
     def aside(self, node: str) -> bool:
         """Whether a node is to be left alone while another will do."""

@@ -128,7 +128,7 @@ class ClientState:
         self._session: Session | None = None
         self._closed = False
         self._nodes: dict[str, controller_pb2.Node] = {}
-        self._placement = Placement(clock, self.rng.random)
+        self.placement = Placement(clock, self.rng.random)
         self._usage_at = clock()
         self._dropped_pins: deque[int] = deque()
         self._pin_numbers = itertools.count(1)
@@ -249,15 +249,15 @@ class ClientState:
         """Books the storage nodes as the controller described them."""
         with self._lock:
             self._nodes = {node.name: node for node in nodes}
-            self._placement.reported()
             self._usage_at = self.clock()
             self.topology_version = topology_version
+        self.placement.reported()
         self.paths.nodes_changed(nodes)
 
     def usage_due(self) -> bool:
         """Whether the nodes' use should be asked for again: it is what puts are balanced by."""
         stale = self.clock() - self._usage_at >= USAGE_SECONDS
-        return stale and len(self._nodes) > 1 and self._placement.placed_since_report
+        return stale and len(self._nodes) > 1 and self.placement.placed_since_report
 
     @property
     def nodes(self) -> dict[str, controller_pb2.Node]:
@@ -270,33 +270,8 @@ class ClientState:
 
     def preferred_nodes(self) -> list[controller_pb2.Node]:
         """Returns the attached nodes in the order in which to try them: same host first, then most free bytes."""
-        with self._lock:
-            return self._placement.order((n for n in self._nodes.values() if n.attached), self.paths.mapped)
-
-    def placed(self, node: str, size_bytes: int) -> None:
-        """Notes bytes that were placed on a node, until the controller tells its use again; negative: given up."""
-        with self._lock:
-            self._placement.placed(node, size_bytes)
-
-    def node_failed(self, node: str) -> None:
-        """Notes that a node did not answer: it is set aside for a while."""
-        with self._lock:
-            self._placement.failed(node)
-
-    def node_answered(self, node: str) -> None:
-        """Notes that a node is well."""
-        if self._placement.suspect(node):
-            with self._lock:
-                self._placement.answered(node)
-
-    def node_aside(self, node: str) -> bool:
-        """Whether a node is to be left alone while another will do."""
-        return self._placement.aside(node)
-
-    def node_suspect(self, node: str) -> bool:
-        """Whether a node has not answered since it failed."""
-        return self._placement.suspect(node)
+        return self.placement.order((n for n in self._nodes.values() if n.attached), self.paths.mapped)
 
     def nodes_text(self, told: Mapping[str, TQError]) -> str:
         """Says of each node how many bytes are free on it, and how it refused a call."""
-        return self._placement.to_text(self._nodes, told)
+        return self.placement.to_text(self._nodes, told)

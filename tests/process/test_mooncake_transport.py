@@ -44,9 +44,9 @@ class Node:
         self.transport.session_opened(SESSION)
         self.window = self.rig.reserve(SESSION, DATA.size, segment=self.transport.segment)
 
-    def open(self, prefer: str) -> MooncakeTransport:
+    def open(self, prefer: str, timeout: float = 5) -> MooncakeTransport:
         node = controller_pb2.Node(name="n0", address=self.rig.daemon.address, arena=self.rig.describe().arena)
-        transport = open_transport(node, prefer, channel=self.rig.channel, pool=BufferPool(), timeout=5)
+        transport = open_transport(node, prefer, channel=self.rig.channel, pool=BufferPool(), timeout=timeout)
         assert isinstance(transport, MooncakeTransport)
         return transport
 
@@ -275,6 +275,16 @@ def test_a_stopped_node_does_not_hold_up_another(node: Node, tmp_path: Path) -> 
         assert beside_ms <= max(2 * idle_ms, 50)  # some ms are scheduling; waiting for the other would be seconds
     finally:
         other.close()
+
+
+def test_a_path_is_opened_within_the_time_that_is_left(node: Node) -> None:
+    stop(node.engine_pid)
+    started = time.monotonic()
+    with pytest.raises(Unavailable, match=r"did not answer within the 0\.\d+ s that were left"):
+        node.open("mooncake", timeout=0.4)
+    assert time.monotonic() - started < 1.4  # not after OPEN_SECONDS
+    os.kill(node.engine_pid, signal.SIGCONT)
+    wait_for(lambda: not any(thread.name == "tq-mooncake-opening" for thread in threading.enumerate()), 10)
 
 
 def test_an_engine_that_does_not_answer_is_refused_in_time(node: Node) -> None:

@@ -12,7 +12,7 @@ from tqclient.codec.directory import DENSE, RAGGED, STRUCT
 from tqclient.codec.kinds import dense, ragged, record, struct
 from tqclient.codec.kinds.base import Column
 from tqclient.codec.layout import Layout, check_rows
-from tqclient.codec.streams import Allocate, Fetch, Group, Reading
+from tqclient.codec.streams import Allocate, Fetch, Group, Locate, Reading
 from tqclient.errors import CorruptBlock, InvalidArgument
 from tqclient.schema import Form
 
@@ -28,12 +28,14 @@ class Part:
             `layout.ranges(field, rows)`.
         owned_bytes: of the memory that `fetch` gives views of, where that is private to the reader: then a copy is
             made only where a view would keep much more alive than it shows. 0: it is not.
+        locate: finds many stretches at once, within the same bytes as `fetch`; None: each is fetched.
     """
 
     layout: Layout
     rows: NDArray[np.int64]
     fetch: Fetch
     owned_bytes: int = 0
+    locate: Locate | None = None
 
 
 def read_column(
@@ -86,7 +88,7 @@ def _groups(field: str, parts: Sequence[Part]) -> list[Group]:
         check_rows(rows, part.layout.rows)
         sizes = counts[indices]
         at = np.arange(len(rows)) + np.repeat(starts[indices] - (np.cumsum(sizes) - sizes), sizes)
-        groups.append(Group(part.layout.node(field), part.fetch, rows, at, part.owned_bytes))
+        groups.append(Group(part.layout.node(field), part.fetch, rows, at, part.owned_bytes, part.locate))
     return groups
 
 

@@ -23,6 +23,8 @@ from tqclient.limits import KIB
 
 Fetch = Callable[[int, int], NDArray[np.uint8]]
 """(offset, length) within a block → uint8 [length], a view that is valid for the duration of the read."""
+Locate = Callable[[NDArray[np.int64], NDArray[np.int64]], tuple[NDArray[np.uint8], NDArray[np.int64]]]
+"""(offsets, lengths) within a block, none empty → what holds these bytes, uint8, and where each begins in it."""
 Allocate = Callable[[int], NDArray[np.uint8]]
 """length → uint8 [length], 64-byte aligned and writable; the column that is read keeps it."""
 
@@ -44,6 +46,7 @@ class Group:
         rows: int64, within the block.
         at: int64 [len(rows)]: the place of each in delivery order.
         owned_bytes: as in `Part`.
+        locate: as in `Part`.
     """
 
     node: Node
@@ -51,6 +54,7 @@ class Group:
     rows: NDArray[np.int64]
     at: NDArray[np.int64]
     owned_bytes: int
+    locate: Locate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,17 +211,25 @@ class _Copy:
 
     def _copy_exact(self, begin: NDArray[np.int64], end: NDArray[np.int64], at: NDArray[np.int64]) -> None:
         """Runs of whole units, each too small for a copy of its own: straight to the target, and hashed there."""
-        stream, fetch, target = self._stream, self._group.fetch, self._target
-        batches = (np.cumsum(end - begin) - 1) // PIECE_BYTES  # hashed while they are in the cache
+        stream, target, sizes = self._stream, self._target, end - begin
+        locate = self._group.locate
+        located = None if locate is None else locate(stream.offset + begin, sizes)
+        batches = (np.cumsum(sizes) - 1) // PIECE_BYTES  # hashed while they are in the cache
         first = np.concatenate(([0], np.flatnonzero(np.diff(batches)) + 1))
         for low, high in zip(first.tolist(), [*first[1:].tolist(), len(begin)], strict=True):
             runs = slice(low, high)
-            for start, stop, place in zip(begin[runs].tolist(), end[runs].tolist(), at[runs].tolist(), strict=True):
-                target[place : place + stop - start] = fetch(stream.offset + start, stop - start)
+            if located is not None:
+                source, places = located
+                _move(source, places[runs], target, at[runs], sizes[runs])
+            else:
+                for start, size, place in zip(
+                    begin[runs].tolist(), sizes[runs].tolist(), at[runs].tolist(), strict=True
+                ):
+                    target[place : place + size] = self._group.fetch(stream.offset + start, size)
             if self._reading.verify:
-                starts, stops, places = _split(begin[runs], end[runs], at[runs], stream.unit)
+                starts, stops, copied = _split(begin[runs], end[runs], at[runs], stream.unit)
                 units = starts // stream.unit
-                bad = first_mismatch_at(target, places, stops - starts, stream.checksums[units])
+                bad = first_mismatch_at(target, copied, stops - starts, stream.checksums[units])
                 if bad is not None:
                     raise _damage(self._group, stream, self._reading, int(units[bad]))
 
@@ -270,6 +282,13 @@ def _move(
     sizes: NDArray[np.int64],
 ) -> None:
     """target[at[i] : at[i] + sizes[i]] = source[begin[i] : begin[i] + sizes[i]] for each i."""
+    size = int(sizes[0])
+    low, high = int(begin.min()), int(begin.max()) + size
+    if (sizes == size).all() and (np.diff(at) == size).all() and not ((begin - low) % size).any():
+        # Rows of one table, side by side in the target: one call moves them all.
+        rows = target[at[0] : at[0] + size * len(sizes)].reshape(-1, size)
+        np.take(source[low:high].reshape(-1, size), (begin - low) // size, axis=0, out=rows, mode="clip")
+        return
     if int(sizes.sum()) > _GATHER_BYTES_MAX * len(sizes):
         for start, place, size in zip(begin.tolist(), at.tolist(), sizes.tolist(), strict=True):
             target[place : place + size] = source[start : start + size]

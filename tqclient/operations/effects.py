@@ -94,7 +94,7 @@ class Deadline:
 
 WAIT_MARGIN: Final = 0.5
 """Seconds by which a wait on the server ends ahead of the user's timeout (a tenth of a short one), ..."""
-REPLY_MARGIN: Final = 0.1
+REPLY_MARGIN: Final = 0.05
 """... and by which the call may outlast it: so long may the server's answer take before it counts as none."""
 ONCE_SECONDS: Final = 1.0
 """The least time for a call that waits: `timeout=0` still needs an answer."""

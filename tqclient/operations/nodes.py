@@ -97,7 +97,7 @@ class _Round:
 def patience(state: ClientState, node: str, deadline: Deadline, size_bytes: int = 0) -> float:
     """Returns the seconds that a node may take for a call: all that are left when no other node could do it."""
     others = (other for other in state.nodes.values() if other.attached and other.name != node)
-    if all(state.node_aside(other.name) for other in others):
+    if all(state.placement.aside(other.name) for other in others):
         return deadline.remaining()
     return turn_seconds(deadline, size_bytes)
 
@@ -120,7 +120,7 @@ def open_path(state: ClientState, node: controller_pb2.Node, deadline: Deadline)
     transport = state.paths.get(node)
     if transport is not None:
         return transport
-    seconds = PROBE_SECONDS if state.node_suspect(node.name) else NODE_SECONDS
+    seconds = PROBE_SECONDS if state.placement.suspect(node.name) else NODE_SECONDS
     seconds = min(seconds, patience(state, node.name, deadline))
     try:
         # Booked where it is opened: a caller that is cancelled meanwhile would leave it open.
@@ -129,9 +129,9 @@ def open_path(state: ClientState, node: controller_pb2.Node, deadline: Deadline)
         state.paths.refused(node, error.message)
         raise
     except Unavailable:
-        state.node_failed(node.name)
+        state.placement.failed(node.name)
         raise
-    state.node_answered(node.name)
+    state.placement.answered(node.name)
     return opened
 
 
@@ -196,7 +196,7 @@ def reserve(
             raise failure
         if isinstance(failure, StorageFull):
             state.windows.retire()  # what this client holds ahead may be all that is missing
-            yield from close_windows(state, state.windows.take_closing())
+            yield from close_windows(state, state.windows.take_closing(), deadline=deadline)
         yield from pause(backoff, deadline, failure)
         yield from refresh_nodes(state, deadline)
 
@@ -205,7 +205,7 @@ def give_up(state: ClientState, targets: Iterable[Target]) -> None:
     """Returns room that was never committed to."""
     cuts = [target.cut for target in targets]
     for cut in cuts:
-        state.placed(cut.window.spot.node, -aligned(cut.length))
+        state.placement.placed(cut.window.spot.node, -aligned(cut.length))
     state.windows.settle(cuts, "refused")
 
 
@@ -234,7 +234,7 @@ def _place(asked: _Round, ways: Ways) -> Operation[Placed | None]:
     nodes = state.preferred_nodes()
     if len(nodes) < asked.replicas:
         return None
-    near = [node for node in nodes if state.paths.mapped(node) and not state.node_aside(node.name)]
+    near = [node for node in nodes if state.paths.mapped(node) and not state.placement.aside(node.name)]
     tiers = [near, nodes] if asked.replicas <= len(near) < len(nodes) else [nodes]
     for tier in tiers:
         for way, lengths_of in enumerate(ways):
@@ -243,7 +243,7 @@ def _place(asked: _Round, ways: Ways) -> Operation[Placed | None]:
             if targets is not None:
                 return Placed(way, targets)
             # What was found in vain is room for the next try.
-            yield from close_windows(state, state.windows.take_closing())
+            yield from close_windows(state, state.windows.take_closing(), deadline=asked.deadline)
     return None
 
 
@@ -314,9 +314,9 @@ def _ask(asked: _Round, node: controller_pb2.Node, lengths: Sequence[int]) -> Op
         return []
     except Unavailable as error:
         asked.refusals[node.name] = error
-        state.node_failed(node.name)
+        state.placement.failed(node.name)
         return []
-    state.placed(node.name, total)
+    state.placement.placed(node.name, total)
     return [[Target(transport, cut) for cut in cuts]]
 
 
@@ -330,7 +330,7 @@ def _cuts_over(
     small = total < WHOLE_MIN and len(lengths) == 1
     if small and (cut := state.windows.cut(spot, lengths[0])) is not None:
         return [cut]
-    if state.node_suspect(node.name):
+    if state.placement.suspect(node.name):
         yield from probe(node, asked.deadline)
     yield Work(lambda: transport.session_opened(session))
     if not small:
@@ -359,5 +359,5 @@ def _reserve_window(state: ClientState, spot: Spot, length: int, deadline: Deadl
                 raise
             yield from pause(backoff, deadline, Unavailable(f"does not know session {spot.session}: {error.message}"))
         else:
-            state.node_answered(spot.node)
+            state.placement.answered(spot.node)
             return window

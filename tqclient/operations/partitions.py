@@ -83,20 +83,20 @@ def partition_info(state: ClientState, ref: PartitionRef, timeout: float | None 
 
 def delete_partition(state: ClientState, name: str, timeout: float | None = None) -> Operation[None]:
     """Removes a partition with all its samples."""
+    deadline = state.deadline(timeout)
     ref = yield from find_partition(state, name, timeout)
     state.windows.retire(partition_id=ref.partition_id)
-    yield from close_windows(state, state.windows.take_closing())
+    yield from close_windows(state, state.windows.take_closing(), deadline=deadline)
     request = pb.DeletePartitionRequest(partition_id=ref.partition_id)
-    yield from mutate(state, state.deadline(timeout), "DeletePartition", request)
+    yield from mutate(state, deadline, "DeletePartition", request)
 
 
 def seal(state: ClientState, ref: PartitionRef, timeout: float | None = None) -> Operation[None]:
     """Says that no more samples come."""
-    yield from mutate(
-        state, state.deadline(timeout), "SealPartition", pb.SealPartitionRequest(partition_id=ref.partition_id)
-    )
+    deadline = state.deadline(timeout)
+    yield from mutate(state, deadline, "SealPartition", pb.SealPartitionRequest(partition_id=ref.partition_id))
     state.windows.retire(partition_id=ref.partition_id)
-    yield from close_windows(state, state.windows.take_closing())
+    yield from close_windows(state, state.windows.take_closing(), deadline=deadline)
 
 
 def set_version(state: ClientState, ref: PartitionRef, version: int, timeout: float | None = None) -> Operation[None]:

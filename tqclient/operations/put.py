@@ -228,7 +228,7 @@ def _write(
     except _WriteFailed as failed:
         error, node = failed.error, failed.target.cut.window.spot.node
     if isinstance(error, Unavailable):
-        state.node_failed(node)
+        state.placement.failed(node)
     elif not isinstance(error, LeaseExpired) or not (yield from session_is_live(state, session.session, deadline)):
         raise error
     state.windows.retire(node=node)  # the session lives: it is the node that is away, or has lost its windows

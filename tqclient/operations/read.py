@@ -235,10 +235,10 @@ def _fetch_and_decode(
             fetched[block_id] = _read(ref, rows, block_id, paths[block_id], ranges, deadline)
         columns = {}
         for name, runs in rows.runs.items():
-            parts = [
-                Part(layouts[run.block_id], run.rows, fetched[run.block_id].view, fetched[run.block_id].owned_bytes)
-                for run in runs
-            ]
+            parts = []
+            for run in runs:
+                block = fetched[run.block_id]
+                parts.append(Part(layouts[run.block_id], run.rows, block.view, block.owned_bytes, block.locate))
             try:
                 columns[name] = read_column(name, parts, copy=copy, allocate=state.allocate, form=ref.form(name))
             except CorruptBlock as error:

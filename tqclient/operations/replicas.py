@@ -73,7 +73,7 @@ class Replicas:
             path = self._paths.pop(block_id)
             self._failures[block_id][path.extent.arena] = failure.error
             if isinstance(failure.error, Unavailable):
-                self._state.node_failed(path.node)
+                self._state.placement.failed(path.node)
 
     def forgive(self) -> None:
         """The nodes were asked for anew: those that were away may be back."""
@@ -127,18 +127,18 @@ class Replicas:
         state = self._state
         transport = state.paths.get(node)
         near = transport is not None and transport.mapped
-        return (not near, state.node_aside(node.name), not node.attached, state.rng.random())
+        return (not near, state.placement.aside(node.name), not node.attached, state.rng.random())
 
     def _open(self, node: controller_pb2.Node, spare: bool, deadline: Deadline) -> Operation[NodeTransport]:
         state = self._state
         transport = yield from open_path(state, node, deadline)
-        if spare and not transport.mapped and state.node_suspect(node.name):
+        if spare and not transport.mapped and state.placement.suspect(node.name):
             try:
                 yield from probe(node, deadline)
             except Unavailable:
-                state.node_failed(node.name)
+                state.placement.failed(node.name)
                 raise
-            state.node_answered(node.name)
+            state.placement.answered(node.name)
         return transport
 
     def _outcome(self, block_id: int) -> TQError:

@@ -199,8 +199,17 @@ def _release_lost(state: ClientState, lost: LostClaim) -> Operation[None]:
         state.requests.settle(number)
 
 
-def close_windows(state: ClientState, windows: list[Window], timeout: float = CLOSE_TIMEOUT) -> Operation[None]:
-    """Tells the nodes that nothing more will be cut from these windows. One that does not answer is told later."""
+def close_windows(
+    state: ClientState, windows: list[Window], timeout: float = CLOSE_TIMEOUT, deadline: Deadline | None = None
+) -> Operation[None]:
+    """Tells the nodes that nothing more will be cut from these windows. One that does not answer is told later.
+
+    Args:
+        state: of the client.
+        windows: to be closed.
+        timeout: seconds that a node may take to answer.
+        deadline: of the call that this is done for, if any.
+    """
     later: list[Window] = []
     silent: set[str] = set()
     for window in windows:
@@ -208,14 +217,15 @@ def close_windows(state: ClientState, windows: list[Window], timeout: float = CL
         node = state.nodes.get(spot.node)
         if node is None or node.arena != spot.arena:
             continue  # the window went with its arena; another one there may have its number
-        if spot.node in silent or state.node_aside(spot.node):
+        if spot.node in silent or state.placement.aside(spot.node):
             later.append(window)
             continue
         request = storage_pb2.CloseWindowRequest(
             session=spot.session, generation=window.generation, end=window.offset + window.used
         )
         try:
-            yield Call(node.address, "CloseWindow", request, timeout)
+            seconds = timeout if deadline is None else min(timeout, deadline.remaining())
+            yield Call(node.address, "CloseWindow", request, seconds)
         except Unavailable:
             silent.add(spot.node)
             later.append(window)

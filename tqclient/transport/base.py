@@ -6,6 +6,8 @@ To add a transport: implement `NodeTransport` in a module of its own and name it
 
 from __future__ import annotations
 
+import math
+import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -50,6 +52,7 @@ class NodeContact:
         description: what the node told of itself.
         stub: blocking stub of its Storage service.
         pool: where receive and staging buffers come from.
+        deadline: monotonic seconds by which the path must be open.
         refusals: why each better transport cannot serve the node.
         rdma: whether a path must really run over RDMA.
         better_after: seconds after which a better transport is expected to serve the node; None: none is.
@@ -59,9 +62,15 @@ class NodeContact:
     description: storage_pb2.DescribeNodeReply
     stub: Any
     pool: BufferPool
+    deadline: float = math.inf
     refusals: tuple[str, ...] = ()
     rdma: bool = False
     better_after: float | None = None
+
+    @property
+    def remaining(self) -> float:
+        """Seconds that are left for opening the path; 0 when there are none."""
+        return max(self.deadline - time.monotonic(), 0.0)
 
     @property
     def peer(self) -> str:
@@ -113,6 +122,23 @@ class Fetched(Protocol):
 
         Raises:
             InvalidArgument: the run was not read.
+        """
+        ...
+
+    def locate(
+        self, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Finds many fetched stretches at once, as `view` does one.
+
+        Args:
+            offsets: int64 `[n]`: bytes from the start of the extent.
+            lengths: int64 `[n]`: bytes, at least 1 each.
+
+        Returns:
+            A view that holds them all, and where in it each begins, int64 `[n]`.
+
+        Raises:
+            InvalidArgument: a stretch was not read.
         """
         ...
 

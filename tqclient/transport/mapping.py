@@ -79,20 +79,21 @@ class ArenaMapping:
         self._populate(pages, offset, offset + length)
         return pages.bytes[offset : offset + length]
 
-    def source(self, offset: int, length: int, runs: list[tuple[int, int]]) -> NDArray[np.uint8]:
+    def source(self, offset: int, length: int, runs: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Returns a read-only view of arena bytes, uint8 `[length]`. The caller checks bounds.
 
         Args:
             offset: of the view, in the arena.
             length: of the view.
-            runs: (start, stop) relative to `offset`: the bytes that will be used; their pages are made present.
+            runs: int64 `[n, 2]`: start, stop, relative to `offset`: the bytes that will be used; their pages are made
+                present.
 
         Raises:
             Unavailable: the pages can't be had.
         """
         pages = self._read_pages or self._open_pages(writable=False)
         if not pages.all_warm:
-            for start, stop in runs:
+            for start, stop in runs.tolist():
                 self._populate(pages, offset + start, offset + stop)
         return pages.bytes[offset : offset + length]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -15,7 +14,7 @@ ALIGN: Final = 64
 """Bytes; an address in a receive buffer is congruent to the offset in the extent modulo this, as it is in the arena."""
 
 
-def merge_ranges(ranges: NDArray[np.uint64], extent_bytes: int) -> list[tuple[int, int]]:
+def merge_ranges(ranges: NDArray[np.uint64], extent_bytes: int) -> NDArray[np.int64]:
     """Checks ranges and merges those that touch or overlap.
 
     Args:
@@ -23,7 +22,7 @@ def merge_ranges(ranges: NDArray[np.uint64], extent_bytes: int) -> list[tuple[in
         extent_bytes: length of the extent that they must lie in.
 
     Returns:
-        (start, stop) runs, ascending, none empty, with a gap between each two.
+        int64 `[runs, 2]`: start, stop; ascending, none empty, with a gap between each two.
 
     Raises:
         InvalidArgument: a range is out of bounds, or the array is not `[n, 2]`.
@@ -39,38 +38,38 @@ def merge_ranges(ranges: NDArray[np.uint64], extent_bytes: int) -> list[tuple[in
         raise InvalidArgument(f"a range of {length} bytes at {offset} of an extent of {extent_bytes} bytes")
     if len(ranges) == 1:
         offset, length = ranges[0].tolist()
-        return [(offset, offset + length)] if length else []
+        return np.array([(offset, offset + length)] if length else [], np.int64).reshape(-1, 2)
     kept = ranges[lengths > 0]
     if len(kept) == 0:
-        return []
+        return np.empty((0, 2), np.int64)
     starts = kept[:, 0]
     order = np.argsort(starts, kind="stable")
     starts = starts[order]
     stops = np.maximum.accumulate(starts + kept[order, 1])
     first = np.flatnonzero(np.concatenate(([True], starts[1:] > stops[:-1])))
     last = np.concatenate((first[1:] - 1, [len(starts) - 1]))
-    return list(zip(starts[first].tolist(), stops[last].tolist(), strict=True))
+    return np.stack((starts[first], stops[last]), axis=1).astype(np.int64)
 
 
 class Runs:
     """Where the runs of an extent lie in a buffer that holds them one after another.
 
     Attributes:
+        positions: int64 [runs], where each run begins in the buffer.
         buffer_bytes: of the buffer that holds them all.
     """
 
-    def __init__(self, runs: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, runs: NDArray[np.int64]) -> None:
         """Lays the runs out; they are as `merge_ranges` returns them."""
-        self._starts = [start for start, _ in runs]
-        self._stops = [stop for _, stop in runs]
-        self.positions: list[int] = []
-        """Where each run begins in the buffer."""
-        position = 0
-        for start, stop in runs:
-            position += (start - position) % ALIGN
-            self.positions.append(position)
-            position += stop - start
-        self.buffer_bytes = position
+        starts, stops = runs[:, 0], runs[:, 1]
+        # Each begins at the next place that is congruent to its start; the end of the one before is to its stop.
+        steps = starts.copy()
+        steps[:1] %= ALIGN
+        steps[1:] = stops[:-1] - starts[:-1] + (starts[1:] - stops[:-1]) % ALIGN
+        self.positions = np.cumsum(steps)
+        self.buffer_bytes = int(self.positions[-1] + stops[-1] - starts[-1]) if len(runs) else 0
+        self._runs = runs
+        self._starts: list[int] = starts.tolist()
 
     def locate(self, offset: int, length: int) -> int:
         """Returns where `length` bytes from `offset` of the extent lie in the buffer; for no bytes, anywhere in it.
@@ -81,6 +80,21 @@ class Runs:
         if length == 0:
             return 0
         run = bisect_right(self._starts, offset) - 1
-        if run < 0 or length < 0 or offset + length > self._stops[run]:
+        if run < 0 or length < 0 or offset + length > self._runs[run, 1]:
             raise InvalidArgument(f"{length} bytes at {offset} of the extent were not fetched")
-        return self.positions[run] + offset - self._starts[run]
+        return int(self.positions[run]) + offset - self._starts[run]
+
+    def locate_all(self, offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns where each of many stretches lies in the buffer; none of them may be empty.
+
+        Raises:
+            InvalidArgument: one is not all within one run.
+        """
+        run = np.searchsorted(self._runs[:, 0], offsets, side="right") - 1
+        outside = (run < 0) | (lengths < 1)
+        if not outside.any():
+            outside = offsets + lengths > self._runs[run, 1]
+        if outside.any():
+            first = int(outside.argmax())
+            raise InvalidArgument(f"{lengths[first]} bytes at {offsets[first]} of the extent were not fetched")
+        return offsets + (self.positions - self._runs[:, 0])[run]

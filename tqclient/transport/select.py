@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -61,7 +62,7 @@ def open_transport(
         prefer: `auto` takes the first of `OPENERS` that can be had; any other name requires that one.
         channel: to the node's address; stays the caller's, and must outlive the transport.
         pool: where receive and staging buffers come from.
-        timeout: seconds that the node has to describe itself.
+        timeout: seconds in which it must be open.
 
     Returns:
         The transport; its `reason` says why not a better one. The caller closes it.
@@ -95,13 +96,14 @@ def open_transport(
 
 
 def _contact(node: controller_pb2.Node, channel: grpc.Channel, pool: BufferPool, timeout: float) -> NodeContact:
+    deadline = time.monotonic() + timeout
     stub: Any = StorageStub(channel)  # type: ignore[no-untyped-call]
     stub.Read = channel.unary_stream(READ_METHOD, storage_pb2.ReadRequest.SerializeToString, decode_chunk)
     try:
         description = stub.DescribeNode(storage_pb2.DescribeNodeRequest(), timeout=timeout)
     except grpc.RpcError as error:
         raise from_rpc_error(error, peer=f"storage node {node.name!r} ({node.address})") from None
-    contact = NodeContact(node.address, description, stub, pool)
+    contact = NodeContact(node.address, description, stub, pool, deadline)
     if description.arena != node.arena:
         raise Unavailable(
             f"{contact.peer} serves arena {description.arena:016x}, "

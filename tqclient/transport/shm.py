@@ -32,6 +32,15 @@ class ShmFetched:
         self._runs.locate(offset, length)
         return self._source[offset : offset + length]
 
+    def locate(
+        self, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """See `Fetched.locate`."""
+        if self._source is None:
+            raise Unavailable("the fetched bytes were closed")
+        self._runs.locate_all(offsets, lengths)
+        return self._source, offsets
+
     def close(self) -> None:
         """See `Fetched.close`."""
         self._source = None

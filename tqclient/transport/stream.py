@@ -35,6 +35,14 @@ class StreamFetched:
         position = self._runs.locate(offset, length)
         return self._buffer[position : position + length]
 
+    def locate(
+        self, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """See `Fetched.locate`."""
+        if self._buffer is None:
+            raise Unavailable("the fetched bytes were closed")
+        return self._buffer, self._runs.locate_all(offsets, lengths)
+
     def close(self) -> None:
         """See `Fetched.close`."""
         self._buffer = None
@@ -76,10 +84,10 @@ class StreamTransport(SessionWriter):
         buffer = self._contact.pool.take(runs.buffer_bytes)
         targets = [
             buffer[position : position + stop - start]
-            for position, (start, stop) in zip(runs.positions, merged, strict=True)
+            for position, (start, stop) in zip(runs.positions.tolist(), merged.tolist(), strict=True)
         ]
         if targets:
-            wanted = [(extent.offset + start, stop - start, extent.generation) for start, stop in merged]
+            wanted = [(extent.offset + start, stop - start, extent.generation) for start, stop in merged.tolist()]
             self._receive(storage_pb2.ReadRequest(ranges=pack_array(wanted, U64)), targets, timeout)
         return StreamFetched(buffer, runs)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import glob
 import importlib
 import os
+import sys
 from collections.abc import MutableMapping
 from contextlib import suppress
 from typing import Any, Final
@@ -37,6 +38,8 @@ _REFUSED: Final[dict[str, tuple[tuple[str, ...] | None, str]]] = {
     "MC_USE_TENT": (None, "it is another engine, with other promises"),
     "MC_USE_TEV1": (None, "it is another engine, with other promises"),
 }
+_IPV6: Final = "MC_USE_IPV6"
+_LOADED: Final = "mooncake.engine"
 _SYSTEM_LIBRARIES: Final = ("libibverbs", "libnuma", "libcurl")
 _CUDA_LIBRARIES: Final = ("libcuda", "libcudart", "libmlx5")
 _VERBS: Final = "/dev/infiniband/uverbs"
@@ -56,15 +59,23 @@ def configure(environ: MutableMapping[str, str]) -> None:
         environ.setdefault(name, value)
 
 
-def load() -> Any:
+def load(host: str = "") -> Any:
     """Configures this process and returns the module `mooncake.engine`. Repeatable.
 
+    Args:
+        host: under which engines are to be reached. One process speaks IPv4 or IPv6, whichever it began with.
+
     Raises:
-        TransportUnavailable: it cannot be loaded; the message says in one line what to install.
+        TransportUnavailable: it cannot be loaded; the message says in one line what to install. Or it was loaded for
+            the other family of addresses.
     """
     configure(os.environ)
+    if ":" in host and _LOADED not in sys.modules:
+        os.environ.setdefault(_IPV6, "1")
+    if ":" in host and _IPV6 not in os.environ:
+        raise TransportUnavailable(f"mooncake speaks IPv4 in this process, and {host} is IPv6: set {_IPV6}=1 for it")
     try:
-        return importlib.import_module("mooncake.engine")
+        return importlib.import_module(_LOADED)
     except ImportError as error:
         raise TransportUnavailable(explain(error)) from None
 

@@ -52,14 +52,14 @@ def die_with(parent: int) -> None:
         raise EngineFailed(f"the node, process {parent}, is gone")
 
 
-def open_locked(path: str, arena: int) -> tuple[int, int]:
-    """Opens the arena file and takes the lock of an engine; returns its descriptor and length."""
+def open_locked(path: str, arena: int) -> tuple[int, wire.ArenaHeader]:
+    """Opens the arena file and takes the lock of an engine; returns its descriptor and header."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     wire.lock_engine(descriptor)
     header = wire.ArenaHeader.from_bytes(os.pread(descriptor, wire.HEADER_BYTES, 0))
     if header.arena != arena:
         raise EngineFailed(f"{path} holds arena {header.arena:x}, not {arena:x}")
-    return descriptor, header.file_bytes
+    return descriptor, header
 
 
 def map_anywhere(descriptor: int, length: int) -> int:
@@ -130,10 +130,9 @@ def start(options: argparse.Namespace, module: Any, base: int, length: int) -> t
     }
 
 
-def serve_gathers(options: argparse.Namespace, base: int, length: int) -> dict[str, object]:
+def serve_gathers(options: argparse.Namespace, base: int, header: wire.ArenaHeader) -> dict[str, object]:
     """Serves gathers of the mapping; returns what the node is told of that."""
-    mapping = memoryview((ctypes.c_ubyte * length).from_address(base)).cast("B")
-    header = wire.ArenaHeader.from_bytes(bytes(mapping[: wire.HEADER_BYTES]))
+    mapping = memoryview((ctypes.c_ubyte * header.file_bytes).from_address(base)).cast("B")
     return gather.serve(options.host, options.ports and tuple(options.ports), mapping, header.data_offset)
 
 
@@ -181,8 +180,6 @@ def pass_through(options: argparse.Namespace) -> None:
         os.environ["MC_MIN_RPC_PORT"], os.environ["MC_MAX_RPC_PORT"] = map(str, options.ports)
     if options.gid_index is not None:
         os.environ["MC_GID_INDEX"] = str(options.gid_index)
-    if ":" in options.host:
-        os.environ.setdefault("MC_USE_IPV6", "1")
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -196,11 +193,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         die_with(options.parent)
         pass_through(options)
-        module = mooncake.load()
-        descriptor, length = open_locked(options.arena_path, options.arena)
+        module = mooncake.load(options.host)
+        descriptor, header = open_locked(options.arena_path, options.arena)
+        length = header.file_bytes
         base = map_anywhere(descriptor, length)
         _engine, facts = start(options, module, base, length)
-        facts |= serve_gathers(options, base, length)
+        facts |= serve_gathers(options, base, header)
     except TransportUnavailable as error:
         _say(answer, refusal=error.message)
         _leave(EXIT_REFUSED)

@@ -76,6 +76,13 @@ class FakeFetched:
         view.flags.writeable = False
         return view
 
+    def locate(
+        self, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
+            self.view(offset, length)
+        return self._source, offsets + self._extent.offset
+
     def close(self) -> None:
         self.closed = True
 

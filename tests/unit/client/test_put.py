@@ -23,6 +23,7 @@ from tqclient.errors import (
 from tqclient.info import PartitionRef
 from tqclient.operations import nodes
 from tqclient.operations import put as operation
+from tqclient.operations.effects import Call
 from tqclient.operations.put import put
 from tqclient.operations.read import get
 from tqclient.operations.sessions import close_windows
@@ -211,6 +212,18 @@ def test_a_large_put_that_is_refused_gives_all_of_its_window_back(service: FakeS
             do_put(service, ref, {"x": torch.zeros(100, 100)})
     service.run(close_windows(service.state, service.state.windows.take_closing()))
     assert service.first.free_offset == 0
+
+
+def test_a_window_is_closed_within_the_deadline_of_the_call_that_it_is_closed_for(
+    service: FakeService, ref: PartitionRef
+) -> None:
+    do_put(service, ref)
+    service.state.windows.retire(partition_id=ref.partition_id)
+    closing = service.state.windows.take_closing()
+    effect = next(close_windows(service.state, closing, deadline=service.state.deadline(0.3)))
+    assert isinstance(effect, Call)
+    assert effect.method == "CloseWindow"
+    assert effect.timeout == pytest.approx(0.3)
 
 
 def test_a_refused_put_leaves_nothing_reserved_but_the_window(service: FakeService, ref: PartitionRef) -> None:

@@ -38,7 +38,15 @@ class Block:
             assert any(start <= offset and offset + length <= start + size for start, size in ranges)
             return self.bytes[offset : offset + length]
 
-        return Part(self.layout, np.array(rows, np.int64), fetch)
+        def locate(
+            offsets: NDArray[np.int64], lengths: NDArray[np.int64]
+        ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+            held = np.full(self.bytes.size + 64, 0x5A, np.uint8)
+            for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
+                held[64 + offset : 64 + offset + length] = fetch(offset, length)
+            return held, offsets + 64
+
+        return Part(self.layout, np.array(rows, np.int64), fetch, locate=locate)
 
     def read(self, field: str, *, copy: bool = True, rows: Sequence[int] | None = None, **options: Any) -> Column:
         """Reads a field."""

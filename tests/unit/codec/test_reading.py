@@ -62,7 +62,27 @@ def test_memory_of_ones_own_is_verified(block: Block) -> None:
     assert list(caught.value.rows) == [41]
 
 
-@pytest.mark.parametrize("rows", [[3, 97, 41, 8], [8, 41, 41, 3]])
+SCATTERED = pytest.mark.parametrize("rows", [[3, 97, 41, 8], [8, 41, 41, 3]])
+
+
+@SCATTERED
+def test_rows_that_are_located_all_at_once_are_what_was_written_and_verified(block: Block, rows: list[int]) -> None:
+    part = block.sparse_part("x", rows)
+    start = block.layout.node("x").streams[0].offset
+    fetched = replace(part, fetch=no_fetch)
+    value = read_column("x", [fetched], copy=True, allocate=allocate).value
+    assert value.numpy().tolist() == [list(range(1024 * row, 1024 * (row + 1))) for row in rows]
+    block.bytes[start + rows[1] * ROW_BYTES + 5] ^= 1
+    with pytest.raises(CorruptBlock, match=rf"'x', row {rows[1]} ") as caught:
+        read_column("x", [fetched], copy=True, allocate=allocate)
+    assert list(caught.value.rows) == [1]
+
+
+def no_fetch(offset: int, length: int) -> NDArray[np.uint8]:
+    raise AssertionError(f"{length} bytes at {offset} were fetched on their own")
+
+
+@SCATTERED
 def test_scattered_rows_that_are_whole_units_are_verified_one_by_one(block: Block, rows: list[int]) -> None:
     whole = torch.arange(100 * 1024, dtype=torch.int32).reshape(100, 1024)
     assert torch.equal(block.read("x", rows=rows).value, whole[rows])

@@ -24,7 +24,10 @@ def test_runs_cover_exactly_what_the_ranges_cover(pairs: list[tuple[int, int]]) 
     for start, length in pairs:
         covered[start : start + length] = True
     edges = np.flatnonzero(np.diff(np.concatenate(([False], covered)).astype(int))).tolist()
-    assert merge_ranges(ranges(*pairs), EXTENT_BYTES) == list(zip(edges[::2], edges[1::2], strict=True))
+    runs = merge_ranges(ranges(*pairs), EXTENT_BYTES)
+    assert runs.dtype == np.int64
+    assert runs.shape[1:] == (2,)
+    assert runs.ravel().tolist() == edges
 
 
 @given(pairs=st.lists(inside(), min_size=1, max_size=12), data=st.data())
@@ -41,6 +44,8 @@ def test_buffer_shows_every_fetched_byte_at_a_congruent_address(
     position = runs.locate(start, length)
     assert buffer[position : position + length].tolist() == content[start : start + length].tolist()
     assert length == 0 or (position - start) % 64 == 0
+    filled = np.array([pair for pair in pairs if pair[1]], np.int64).reshape(-1, 2)
+    assert runs.locate_all(filled[:, 0], filled[:, 1]).tolist() == [runs.locate(*pair) for pair in filled.tolist()]
     assert runs.buffer_bytes <= sum(stop - start + 63 for start, stop in merged)
 
 
@@ -52,6 +57,10 @@ def test_what_was_not_fetched_is_refused(pairs: list[tuple[int, int]], offset: i
     else:
         with pytest.raises(InvalidArgument, match="were not fetched"):
             Runs(merged).locate(offset, length)
+        fetched = [(start, stop - start) for start, stop in merged.tolist()]
+        offsets, lengths = np.array([*fetched, (offset, length)], np.int64).T
+        with pytest.raises(InvalidArgument, match=f"{length} bytes at {offset} of the extent were not fetched"):
+            Runs(merged).locate_all(offsets, lengths)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -72,3 +73,22 @@ def test_the_protocol_is_what_was_opened(monkeypatch: pytest.MonkeyPatch) -> Non
     assert mooncake.protocol_in_use() == "tcp"
     monkeypatch.setattr(os, "readlink", lambda _: "/dev/infiniband/uverbs0")
     assert mooncake.protocol_in_use() == "rdma"
+
+
+def test_a_host_of_the_other_family_is_refused_once_the_library_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MC_USE_IPV6", raising=False)
+    monkeypatch.setitem(sys.modules, "mooncake.engine", ModuleType("mooncake.engine"))
+    with pytest.raises(TransportUnavailable, match="speaks IPv4 in this process, and fd00::1 is IPv6"):
+        mooncake.load("fd00::1")
+    monkeypatch.setenv("MC_USE_IPV6", "1")
+    mooncake.load("fd00::1")
+
+
+def test_the_first_host_chooses_the_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MC_USE_IPV6", raising=False)
+    monkeypatch.delitem(sys.modules, "mooncake.engine", raising=False)
+    monkeypatch.setattr("importlib.import_module", ModuleType)
+    mooncake.load("10.0.0.1")
+    assert "MC_USE_IPV6" not in os.environ
+    mooncake.load("fd00::1")
+    assert os.environ["MC_USE_IPV6"] == "1"

@@ -9,6 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tqclient.limits import MIB
 
 Run = tuple[int, int]
@@ -95,11 +98,20 @@ def pieces(groups: Sequence[Sequence[Run]], piece_bytes_max: int) -> Iterator[Pi
         yield Piece(wanted[0][0], wanted[-1][1], wanted)
 
 
-def gather_is_cheaper(runs: Sequence[Run], groups: Sequence[Sequence[Run]], cost: GatherCost = STREAM) -> bool:
-    """Whether the node, which sends nothing but the runs, is expected to be faster than the transfers."""
-    moved = sum(group[-1][1] - group[0][0] for group in groups)
-    one_sided = len(groups) * ITEM_SECONDS + moved / BYTES_PER_SECOND
-    asked = sum(stop - start for start, stop in runs)
+def gather_is_cheaper(runs: NDArray[np.int64], cost: GatherCost = STREAM) -> bool:
+    """Whether the node, which sends nothing but the runs, is expected to be faster than the transfers.
+
+    Args:
+        runs: int64 `[n, 2]`: start, stop; ascending.
+        cost: of the way in which the node sends them.
+    """
+    if not len(runs):
+        return False
+    gaps = runs[1:, 0] - runs[:-1, 1]
+    bridged = gaps <= GAP_BYTES_MAX
+    asked = int((runs[:, 1] - runs[:, 0]).sum())
+    transfers = len(runs) - int(bridged.sum())
+    one_sided = transfers * ITEM_SECONDS + (asked + int(gaps[bridged].sum())) / BYTES_PER_SECOND
     gathered = cost.call_seconds + len(runs) * cost.run_seconds + asked / cost.bytes_per_second
     return gathered < one_sided
 

@@ -6,15 +6,13 @@ all of them: what is given up on is polled to its end in the background.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +25,8 @@ from tqclient.wire.addresses import join_address
 ITEMS_MAX: Final = 1024
 """In flight to one peer; at about twice as many, the library begins to fail them."""
 REAP_SECONDS: Final = 0.01
+PARKED_MAX: Final = 8
+"""Engines that are kept for the peers to come. More were in use at once, or the way to one peer broke as often."""
 _TIGHT_SECONDS: Final = 100e-6
 _PAUSE_MAX: Final = 300e-6
 _DONE: Final = 1
@@ -114,7 +114,6 @@ class Engine:
         Raises:
             TransportUnavailable: the library cannot be loaded, or says no.
         """
-        library = mooncake.load()
         self.segment = segment
         self.counters = Counters()
         self._lock = threading.Lock()
@@ -126,17 +125,10 @@ class Engine:
         memory.prefer_huge_pages()
         self.memory: NDArray[np.uint8] = memory.array()
         self.base = memory.address
-        self._library: Any = library.TransferEngine()
-        status = self._library.initialize(host, "P2PHANDSHAKE", "rdma", devices)
-        if status != 0:
-            raise TransportUnavailable(f"the transfer engine does not start on {host!r}: initialize returned {status}")
-        _engines.add(self)
-        self.address = join_address(host, self._library.get_rpc_port())
-        self.protocol = mooncake.protocol_in_use()
-        status = self._library.register_memory(self.base, memory_bytes)
-        if status != 0:
-            hint = "; is the limit of locked memory (memlock) high enough?" if self.protocol == "rdma" else ""
-            raise TransportUnavailable(f"registering {memory_bytes} bytes returned {status}{hint}")
+        self._own: _Library | None = _Library.take(host, devices, segment, self.memory)
+        self._library: Any = self._own.engine
+        self.address = self._own.address
+        self.protocol = self._own.protocol
         self.counters.registrations += 1
 
     def hold(self) -> None:
@@ -156,10 +148,9 @@ class Engine:
             self._holders -= 1
             if self._holders:
                 return
-            library, self._library = self._library, None
-        if library is not None:
-            library.unregister_memory(self.base)
-            del library  # joins its threads; nothing of it touches the memory from here on
+            own, self._own, self._library = self._own, None, None
+        if own is not None:
+            own.park(self.memory)
             self.memory = np.empty(0, np.uint8)
 
     @property
@@ -222,26 +213,84 @@ class Engine:
                 self.counters.failures += 1
         self._items.release()
 
-    def _keep(self) -> None:
-        if self._library is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._library))
+
+class _Library:
+    """The library's part of an engine. It is never ended, but used again for another peer.
+
+    To end it takes most of a second, in which no other Python thread runs, and for ever if a thread of its own is
+    missing (after a fork) or a transfer is in progress (at the end of the process).
+
+    Attributes:
+        engine: the library's object.
+        address: `host:port`, under which peers open it.
+        protocol: `tcp` or `rdma`: what it was seen to use.
+    """
+
+    _parked: ClassVar[list[_Library]] = []
+    _lock: ClassVar = threading.Lock()
+
+    def __init__(self, host: str, devices: str) -> None:
+        self.engine: Any = mooncake.load(host).TransferEngine()
+        status = self.engine.initialize(host, "P2PHANDSHAKE", "rdma", devices)
+        if status != 0:
+            raise TransportUnavailable(f"the transfer engine does not start on {host!r}: initialize returned {status}")
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.engine))  # never ended
+        self.address = join_address(host, self.engine.get_rpc_port())
+        self.protocol = mooncake.protocol_in_use()
+        self._pid = os.getpid()
+        self._made_for = host, devices
+        self._opened: set[str] = set()
+
+    @classmethod
+    def take(cls, host: str, devices: str, segment: str, memory: NDArray[np.uint8]) -> _Library:
+        """Returns one that has never opened this segment (what it knows of a peer outlives the peer), and registers."""
+        with cls._lock:
+            fit = (parked for parked in cls._parked if parked._serves(host, devices, segment))
+            taken = next(fit, None)
+            if taken is not None:
+                cls._parked.remove(taken)
+        taken = taken or cls(host, devices)
+        taken._opened.add(segment)
+        status = taken.engine.register_memory(memory.ctypes.data, memory.size)
+        if status != 0:
+            with cls._lock:
+                cls._parked.append(taken)
+            hint = "; is the limit of locked memory (memlock) high enough?" if taken.protocol == "rdma" else ""
+            raise TransportUnavailable(f"registering {memory.size} bytes returned {status}{hint}")
+        return taken
+
+    def _serves(self, host: str, devices: str, segment: str) -> bool:
+        return self._made_for == (host, devices) and segment not in self._opened
+
+    def park(self, memory: NDArray[np.uint8]) -> None:
+        """Puts it aside until it is taken again; nothing of it touches the memory from here on."""
+        if self._pid != os.getpid():
+            return  # its threads are not there
+        self.engine.unregister_memory(memory.ctypes.data)
+        with self._lock:
+            self._parked.append(self)
+        self.end_parked(PARKED_MAX)
+
+    @classmethod
+    def end_parked(cls, kept: int) -> None:
+        """Ends what has been parked for longest, but for so many."""
+        with cls._lock:
+            ending = cls._parked[: max(len(cls._parked) - kept, 0)]
+            del cls._parked[: len(ending)]
+        for library in ending:
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(library.engine))
+            del library.engine
+
+    @classmethod
+    def forget(cls) -> None:
+        """In a forked child: whoever held the lock is not there, nor are the library's threads."""
+        cls._lock = threading.Lock()
+        cls._parked = []
 
 
-_engines: Final[weakref.WeakSet[Engine]] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_Library.forget)
 
 
-def _keep_all() -> None:
-    """Never ends the library's part: at the end of the process, transfers may be in progress that it would wait for."""
-    for engine in list(_engines):
-        engine._keep()
-
-
-def _forget_all() -> None:
-    """In a forked child, the library's threads are not there: to end it would be to wait for them for ever."""
-    for engine in list(_engines):
-        engine._keep()
-        engine._library = None
-
-
-os.register_at_fork(after_in_child=_forget_all)
-atexit.register(_keep_all)
+def end_parked() -> None:
+    """Ends every engine that is parked, with its sockets. No thread of this process runs for about a second each."""
+    _Library.end_parked(0)

@@ -155,9 +155,7 @@ class GatherPort:
         return connection
 
 
-def targets_of(
-    buffer: NDArray[np.uint8], positions: NDArray[np.uint64], lengths: NDArray[np.uint64]
-) -> list[memoryview]:
+def targets_of(buffer: NDArray[np.uint8], positions: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[memoryview]:
     """Returns views of ascending places of a buffer, at least one; one view for all that touch."""
     ends = positions + lengths
     gaps = np.flatnonzero(positions[1:] != ends[:-1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -129,14 +129,14 @@ class MooncakeTransport(SessionWriter):
         if self._sessions.closed:
             raise Unavailable("the transport is closed")
         merged = merge_ranges(ranges, extent.length)
-        groups = bridge(merged)
         port = self._port
-        if gather_is_cheaper(merged, groups, STREAM if port is None else PORT):
+        if gather_is_cheaper(merged, STREAM if port is None else PORT):
             self._gathers += 1
             started = time.monotonic()
             gathered = None if port is None else self._gather(port, extent.offset, merged, timeout)
             left = None if timeout is None else timeout + started - time.monotonic()
             return gathered or self._stream.read(extent, ranges, timeout=left)
+        groups = bridge(merged.tolist())
         runs = Runs(merged)
         buffer = self._contact.pool.take(runs.buffer_bytes)
         moved = sum(group[-1][1] - group[0][0] for group in groups)
@@ -163,15 +163,14 @@ class MooncakeTransport(SessionWriter):
         self._sessions.close()
 
     def _gather(
-        self, port: GatherPort, offset: int, merged: Sequence[tuple[int, int]], timeout: float | None
+        self, port: GatherPort, offset: int, merged: NDArray[np.int64], timeout: float | None
     ) -> Fetched | None:
         """Reads through the port beside the engine; None when the node's stream has to do it."""
         runs = Runs(merged)
         buffer = self._contact.pool.take(runs.buffer_bytes)
-        bounds = np.array(merged, np.uint64)
-        targets = targets_of(buffer, np.array(runs.positions, np.uint64), bounds[:, 1] - bounds[:, 0])
+        targets = targets_of(buffer, runs.positions, merged[:, 1] - merged[:, 0])
         try:
-            port.read(bounds + np.uint64(offset), targets, timeout)
+            port.read((merged + offset).astype(np.uint64), targets, timeout)
         except GatherRefused:
             return None
         except GatherUnreachable as error:
@@ -233,7 +232,7 @@ def open_mooncake(contact: NodeContact) -> MooncakeTransport:
     options = Options.from_environment()
     opening = _Opening(endpoint, described.arena, options.host or own_address(endpoint.segment), options)
     try:
-        engine = opening.result(OPEN_SECONDS)
+        engine = opening.result(min(OPEN_SECONDS, contact.remaining))
     except TransportUnavailable:
         if _replaced(contact):
             raise Unavailable(f"the node has replaced its engine {endpoint.segment}") from None
@@ -247,7 +246,7 @@ def open_mooncake(contact: NodeContact) -> MooncakeTransport:
 def _replaced(contact: NodeContact) -> bool:
     """Whether the node tells of another engine by now."""
     try:
-        reply: Any = contact.stub.DescribeNode(storage_pb2.DescribeNodeRequest(), timeout=OPEN_SECONDS)
+        reply: Any = contact.stub.DescribeNode(storage_pb2.DescribeNodeRequest(), timeout=contact.remaining)
     except grpc.RpcError:
         return True
     return bool(reply.mooncake.segment != contact.description.mooncake.segment or reply.mooncake_expected)
@@ -274,7 +273,7 @@ class _Opening:
 
         Raises:
             TransportUnavailable: it could not be had.
-            Unavailable: another call is opening it: ask again.
+            Unavailable: another call is opening it, or there was too little time to tell: ask again.
         """
         segment = self._endpoint.segment
         with self._lock:
@@ -285,6 +284,8 @@ class _Opening:
         self._settled.wait(timeout)
         with self._lock:
             self._given_up = not self._settled.is_set()
+        if self._given_up and timeout < OPEN_SECONDS:
+            raise Unavailable(f"the engine {segment} did not answer within the {timeout:.3f} s that were left")
         if self._given_up:
             raise TransportUnavailable(f"the engine {segment} did not answer within {timeout:g} s: is it firewalled?")
         if self._engine is None:

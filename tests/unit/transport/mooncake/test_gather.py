@@ -57,7 +57,7 @@ def fetch(port: GatherPort, runs: list[tuple[int, int]], timeout: float | None =
 
 
 def targets(buffer: NDArray[np.uint8], places: list[tuple[int, int]]) -> list[memoryview]:
-    positions, lengths = np.array(places, np.uint64).T
+    positions, lengths = np.array(places, np.int64).T
     return targets_of(buffer, positions, lengths)
 
 
