@@ -93,6 +93,7 @@ class Pipeline:
         self._replay_s = replayed
         self._saving = False
         self._timer: asyncio.TimerHandle | None = None
+        self._rings_at = 0.0
 
     def submit(self, command: journal_pb2.Command, done: Callable[[Outcome], None]) -> None:
         """Journals and applies a command.
@@ -171,10 +172,12 @@ class Pipeline:
         if deadline is None:
             return
         when = self._loop.time() + max(0.0, deadline - self._clock())
-        if self._timer is not None and not self._timer.cancelled():
-            if self._timer.when() <= when:
+        if self._timer is not None:
+            if self._rings_at <= when:
                 return
             self._timer.cancel()
+        # uvloop has no timer for what is due already, and a handle that does not know when it rings.
+        self._rings_at = when
         self._timer = self._loop.call_at(when, self._ring)
 
     def _ring(self) -> None:

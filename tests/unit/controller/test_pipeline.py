@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import uvloop
 
 from tqclient.errors import StorageFull
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import journal_pb2
 from tqserver import failpoints
 from tqserver.controller import pipeline as module
-from tqserver.controller.core import Core, Effect, Outcome, SessionOpened
+from tqserver.controller.core import Core, Effect, Outcome, SessionEnded, SessionOpened
 from tqserver.controller.failed import FailedRecords
 from tqserver.controller.group_commit import GroupCommit
 from tqserver.controller.journal import JournalDamaged, SqliteJournal
@@ -185,3 +186,31 @@ def test_many_bytes_of_records_make_a_snapshot_and_more_of_them_when_it_is_large
     # What the former starts left counts: the fifth record makes one; a large one puts off the next to record 5 + 8.
     asyncio.run(run(4 * len(RECORDS[0]), 5, 9))
     assert saved == [5, 13]
+
+
+@pytest.mark.parametrize("run_in", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_deadline_that_has_passed_ends_its_session_whatever_is_answered_meanwhile(
+    tmp_path: Path, run_in: Callable[[Any], None]
+) -> None:
+    async def run() -> None:
+        now, ended = [100.0], asyncio.Event()
+        journal = SqliteJournal(tmp_path)
+        core = recover(journal, lambda: now[0], 10.0)
+        line = Pipeline(
+            core,
+            journal,
+            clock=lambda: now[0],
+            effect=lambda effect: ended.set() if isinstance(effect, SessionEnded) else None,
+            settled=lambda: None,
+            snapshot_records=1000,
+            replay_budget=1000.0,
+            replayed=0.0,
+        )
+        await line.execute(opening(1))
+        now[0] += 60.0
+        line._answered(ends_group=False)  # the timer is set to a moment that has passed, ...
+        line._answered(ends_group=False)  # ... and looked at once more before it rings
+        await ended.wait()
+        await asyncio.to_thread(line.close)
+
+    run_in(asyncio.wait_for(run(), 10))
