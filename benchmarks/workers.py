@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import multiprocessing
 import os
+import pickle
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -98,7 +99,16 @@ def _run(pipe: Connection, target: Callable[..., None], *arguments: Any) -> None
         target(pipe, *arguments)
     except Exception as error:  # raised by the parent's next call
         with suppress(BrokenPipeError):  # the parent is gone, and nobody asks
-            pipe.send(error)
+            pipe.send(_portable(error))
+
+
+def _portable(error: Exception) -> Exception:
+    """Returns the error, or what it says, when it holds on to something that cannot be sent (a gRPC call's does)."""
+    try:
+        pickle.dumps(error)
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def _end_with_parent() -> None:
@@ -116,7 +126,7 @@ def serve(pipe: Connection, handlers: dict[str, Callable[..., Any]]) -> None:
         try:
             pipe.send(handlers[command[0]](*command[1:]))
         except Exception as error:  # raised again in the parent
-            pipe.send(error)
+            pipe.send(_portable(error))
 
 
 def _next(pipe: Connection) -> Any:
