@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -71,3 +73,34 @@ class Usage:
         status = Path(f"/proc/{pid}/status").read_text()
         peak_kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
         return cls(ticks / os.sysconf("SC_CLK_TCK"), peak_kib * 1024, int(fields[7]))
+
+    @classmethod
+    def of_all(cls, pids: Iterable[int]) -> Usage:
+        """Adds up processes; what has ended meanwhile counts as nothing. Pages that they share are counted for each."""
+        total = cls(0.0, 0, 0)
+        for pid in pids:
+            with suppress(FileNotFoundError, ProcessLookupError, StopIteration):
+                used = cls.of(pid)
+                total = cls(
+                    total.cpu_s + used.cpu_s,
+                    total.rss_peak_bytes + used.rss_peak_bytes,
+                    total.minor_faults + used.minor_faults,
+                )
+        return total
+
+
+def children_of(pid: int) -> set[int]:
+    """Returns the processes below one, at any depth."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                parents.setdefault(parent, []).append(int(entry.name))
+    found: set[int] = set()
+    waiting = [pid]
+    while waiting:
+        for child in parents.get(waiting.pop(), []):
+            found.add(child)
+            waiting.append(child)
+    return found

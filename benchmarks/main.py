@@ -31,11 +31,11 @@ def main(argv: list[str] | None = None) -> int:
     report.update(arguments.command(arguments))
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
-    return 0
+    return int(report.get("failed", False))
 
 
 def _parser() -> argparse.ArgumentParser:
-    from benchmarks import workloads
+    from benchmarks import comparing, workloads
 
     parser = argparse.ArgumentParser(prog="tq-bench", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -69,7 +69,22 @@ def _parser() -> argparse.ArgumentParser:
     paths.add_argument("--staging", metavar="SIZE", help="TQ_MOONCAKE_STAGING of our client (default: its own)")
     paths.add_argument("--arena", default="3GiB", help="of the storage node (default 3GiB)")
     paths.set_defaults(command=_transport)
+
+    _add_scale(commands.add_parser("scale", parents=[parent], help="what a claim costs as a partition grows"))
+    comparing.add(commands, parent, CONSOLE)
     return parser
+
+
+def _add_scale(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("samplers", nargs="*", metavar="SAMPLER", help="such as fifo, 'seqlen balanced'; all if none")
+    parser.add_argument("--sizes", type=int, nargs="+", metavar="ROWS", help="default 1000 10000 100000 1000000")
+    parser.add_argument("--repeats", type=int, default=300, help="claims of each kind (default 300)")
+    parser.add_argument("--waiting", type=int, default=1000, help="claims that one put wakes (default 1000)")
+    parser.add_argument("--groups", type=int, default=10_000, help="of 8 that arrive shuffled (default 10000)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", default=Path("scale.png"), help="default scale.png")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--arena", default="1GiB", help="of the storage node (default 1GiB)")
+    parser.set_defaults(command=_scale)
 
 
 def _run(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -164,6 +179,61 @@ def _transport(arguments: argparse.Namespace) -> dict[str, Any]:
     for name, (before, after) in result.registrations.items():
         CONSOLE.print(f"memory registrations, {name}: {before} before the counted rounds, {after} after")
     return {"transport": asdict(result)}
+
+
+def _scale(arguments: argparse.Namespace) -> dict[str, Any]:
+    from benchmarks.scale import claims, plot, run
+
+    samplers = arguments.samplers or list(claims.SAMPLERS)
+    if unknown := sorted(set(samplers) - claims.SAMPLERS.keys()):
+        raise SystemExit(f"tq-bench: no sampler {', '.join(unknown)}; there are {', '.join(claims.SAMPLERS)}")
+    result = run.run(
+        sizes=arguments.sizes or run.SIZES,
+        samplers=samplers,
+        repeats=arguments.repeats,
+        waiting=arguments.waiting,
+        group_count=arguments.groups,
+        seed=arguments.seed,
+        arena=arguments.arena,
+    )
+    table = Table("claim of 64 by", "samples", "p50 ms", "p99 ms", "× smallest", "first claim ms")
+    for sampler, rows in groupby(result.claims, key=lambda cost: cost.sampler):
+        least: float | None = None
+        for cost in rows:
+            least = least or cost.times.median_ms
+            table.add_row(
+                sampler,
+                f"{cost.rows:,}",
+                f"{cost.times.median_ms:.2f}",
+                f"{cost.times.p99_ms:.2f}",
+                f"{cost.times.median_ms / least:.2f}",
+                f"{cost.first_ms:.1f}",
+            )
+        table.add_section()
+    CONSOLE.print(table)
+    wake, groups = result.wake, result.groups
+    others = Table("what", "p50 ms", "p99 ms", "max ms", "count")
+    for name, spread in {
+        f"one put wakes {wake.waiting}: each": wake.each,
+        f"one put wakes {wake.waiting}: the last": wake.last,
+        "the same put, nobody waits": wake.put_alone,
+        "the controller's CPU until the last": wake.controller_cpu,
+        f"{groups.groups} shuffled groups: put": groups.put,
+        f"{groups.groups} shuffled groups: claim": groups.claim,
+        f"{groups.groups} shuffled groups: too few": groups.refused,
+    }.items():
+        others.add_row(
+            name, f"{spread.median_ms:.2f}", f"{spread.p99_ms:.2f}", f"{spread.max_ms:.2f}", str(spread.count)
+        )
+    CONSOLE.print(others)
+    watching = Table("a watcher of", "listing ms", "change p50 ms", "change p99 ms")
+    for each in result.watching:
+        times = each.change
+        watching.add_row(f"{each.rows:,}", f"{each.listing_ms:.1f}", f"{times.median_ms:.2f}", f"{times.p99_ms:.2f}")
+    CONSOLE.print(watching)
+    plot.draw(result.claims, arguments.plot)
+    CONSOLE.print(f"cost against size: {arguments.plot}")
+    return {"scale": asdict(result)}
 
 
 def _digits(value: float) -> str:

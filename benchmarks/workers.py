@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -26,15 +26,37 @@ STOP_SECONDS: Final = 10.0
 """So long may a worker take to end before it is killed."""
 
 
+class Child(Protocol):
+    """What is asked of a child process."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its id."""
+
+    @property
+    def exitcode(self) -> int | None:
+        """Its exit status; None while it runs."""
+
+    def is_alive(self) -> bool:
+        """Returns whether it runs."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits until it has ended, or the time is over."""
+
+    def kill(self) -> None:
+        """Ends it by force."""
+
+
 class Worker:
     """One child process that carries out commands in turn."""
 
     def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_run, args=(theirs, target, *arguments), daemon=True)
-        self._process.start()
+        process = spawn.Process(target=_run, args=(theirs, target, *arguments), daemon=True)
+        process.start()
         theirs.close()
+        self._process: Child = process
 
     @property
     def pid(self) -> int:
@@ -44,9 +66,13 @@ class Worker:
 
     def call(self, *command: Any) -> Any:
         """Sends a command and returns its answer; an exception of the child is raised here."""
+        self.send(*command)
+        return self.receive()
+
+    def send(self, *command: Any) -> None:
+        """Sends a command whose answer is received later."""
         with suppress(OSError):  # it is gone: what it said last tells why
             self._pipe.send(command)
-        return self.receive()
 
     def receive(self) -> Any:
         """Returns what the child sends next; an exception of the child is raised here.

@@ -1,4 +1,7 @@
-"""The batches that are measured. Seeded: the same name, seed and scale give the same bytes on every machine."""
+"""The batches that are measured. Seeded: the same name, seed and scale give the same bytes on every machine.
+
+Peers generate them in environments of their own: nothing but numpy, torch and xxhash is imported here.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +13,34 @@ import torch
 import xxhash
 
 Columns = dict[str, Any]
-_Build = Callable[[np.random.Generator], Columns]
+_Build = Callable[[np.random.Generator, int], Columns]
+SCALES: Final = {"full": 1, "small": 16}
+"""By which the rows of a workload are divided: what is small is for tests, and no measure of anything."""
+IMAGE_WIDTH: Final = 1176
+EXPERTS: Final = (16, 8)
+"""MoE layers, and experts chosen in each."""
 
 
-def multimodal(rng: np.random.Generator) -> Columns:
+def multimodal(rng: np.random.Generator, divisor: int = 1) -> Columns:
     """64 samples of token ids and a nested dict of image patches; 346 MB."""
-    rows = 64
+    rows = 64 // divisor
     patches = np.linspace(256, 2048, rows).astype(int)
     rng.shuffle(patches)
     images = [
         {
-            "pixel_values": torch.from_numpy(rng.standard_normal((int(count), 1176), dtype=np.float32)),
+            "pixel_values": torch.from_numpy(rng.standard_normal((int(count), IMAGE_WIDTH), dtype=np.float32)),
             "image_grid_thw": torch.tensor([[1, int(count) // 16, 16]]),
         }
         for count in patches
     ]
-    tokens = torch.from_numpy(rng.integers(0, 150_000, (rows, 2048)))
-    return {"tokens": list(tokens.unbind()), "mm": images}
+    # Each row owns its memory: a view of a larger tensor is pickled with all of that, which no user would measure.
+    tokens = [torch.from_numpy(row.copy()) for row in rng.integers(0, 150_000, (rows, 2048))]
+    return {"tokens": tokens, "mm": images}
 
 
-def small(rng: np.random.Generator) -> Columns:
+def small(rng: np.random.Generator, divisor: int = 1) -> Columns:
     """8,192 samples of a short string and two numbers."""
-    rows = 8192
+    rows = 8192 // divisor
     return {
         "uid": [f"{value:032x}" for value in rng.integers(0, 1 << 62, rows).tolist()],
         "reward": torch.from_numpy(rng.standard_normal((rows, 1), dtype=np.float32)),
@@ -39,9 +48,9 @@ def small(rng: np.random.Generator) -> Columns:
     }
 
 
-def regular(rng: np.random.Generator) -> Columns:
+def regular(rng: np.random.Generator, divisor: int = 1) -> Columns:
     """256 samples of equally long token sequences; 44 MB."""
-    rows, length = 256, 8192
+    rows, length = 256 // divisor, 8192
     return {
         "input_ids": torch.from_numpy(rng.integers(0, 150_000, (rows, length))),
         "attention_mask": torch.ones((rows, length), dtype=torch.int64),
@@ -50,10 +59,10 @@ def regular(rng: np.random.Generator) -> Columns:
     }
 
 
-def jagged(rng: np.random.Generator) -> Columns:
+def jagged(rng: np.random.Generator, divisor: int = 1) -> Columns:
     """512 samples whose lengths are log-uniform in 512–8,192, with text and nested metadata."""
-    rows = 512
-    lengths = np.exp(rng.uniform(np.log(512), np.log(8192), rows)).astype(int).tolist()
+    rows = 512 // divisor
+    lengths = _lengths(rng, rows)
     return {
         "tokens": [torch.from_numpy(rng.integers(0, 150_000, length)) for length in lengths],
         "response_mask": [torch.from_numpy(rng.random(length) < 0.5) for length in lengths],
@@ -64,22 +73,125 @@ def jagged(rng: np.random.Generator) -> Columns:
     }
 
 
+def fields(count: int) -> _Build:
+    """Returns what builds 256 MiB over 256 samples as `count` fields of equal size."""
+
+    def build(rng: np.random.Generator, divisor: int = 1) -> Columns:
+        rows, width = 256 // divisor, (1 << 18) // count
+        return {
+            f"field_{number:02}": torch.from_numpy(rng.standard_normal((rows, width), dtype=np.float32))
+            for number in range(count)
+        }
+
+    return build
+
+
+def tiny_jagged(rng: np.random.Generator, divisor: int = 1) -> Columns:
+    """4,096 samples of 16 ragged fields with one to three values each; 1 MB in all."""
+    rows = 4096 // divisor
+    return {
+        f"field_{number:02}": [torch.from_numpy(rng.integers(0, 150_000, length)) for length in lengths.tolist()]
+        for number, lengths in enumerate(rng.integers(1, 4, (16, rows)))
+    }
+
+
+def rollout(rng: np.random.Generator, divisor: int = 1) -> Columns:
+    """256 samples as a rollout of a mixture-of-experts model leaves them, a quarter with images; 240 MB.
+
+    Its critic writes `ROLLOUT_SOURCE` back as `ROLLOUT_VALUES`: what it computes is not what is measured.
+    """
+    rows = 256 // divisor
+    totals = _lengths(rng, rows)
+    responses = [int(total * share) for total, share in zip(totals, rng.uniform(0.3, 0.9, rows), strict=True)]
+    return {
+        "tokens": [torch.from_numpy(rng.integers(0, 150_000, total)) for total in totals],
+        "loss_masks": [torch.from_numpy(rng.integers(0, 2, length, dtype=np.int32)) for length in responses],
+        ROLLOUT_SOURCE: [torch.from_numpy(rng.standard_normal(length, dtype=np.float32)) for length in responses],
+        "rewards": torch.from_numpy(rng.standard_normal((rows, 1), dtype=np.float32)),
+        "raw_reward": torch.from_numpy(rng.standard_normal((rows, 1), dtype=np.float32)),
+        "total_lengths": torch.tensor(totals)[:, None],
+        "response_lengths": torch.tensor(responses)[:, None],
+        "truncated": torch.from_numpy(rng.random((rows, 1)) < 0.1),
+        "sample_indices": torch.arange(rows)[:, None],
+        "prompt": ["word " * int(count) for count in rng.integers(200, 800, rows)],
+        "label": [str(value) for value in rng.integers(0, 1000, rows)],
+        "metadata": [{"source": {"file": f"{row}.json", "line": row}, "turns": [1, 2, row]} for row in range(rows)],
+        "multimodal_train_inputs": [_image(rng) if row % 4 == 0 else None for row in range(rows)],
+        "routed_experts": [
+            torch.from_numpy(rng.integers(0, 128, (total, *EXPERTS), dtype=np.int16)) for total in totals
+        ],
+    }
+
+
+ROLLOUT_SOURCE: Final = "rollout_log_probs"
+ROLLOUT_VALUES: Final = "values"
+
+
+def one_row(rng: np.random.Generator, divisor: int = 1) -> Columns:
+    """One sample of 1,024 tokens, their log-probabilities and a reward; 12 KB."""
+    return {
+        "tokens": torch.from_numpy(rng.integers(0, 150_000, (1, 1024))),
+        "log_probs": torch.from_numpy(rng.standard_normal((1, 1024), dtype=np.float32)),
+        "reward": torch.from_numpy(rng.standard_normal((1, 1), dtype=np.float32)),
+    }
+
+
+def _lengths(rng: np.random.Generator, rows: int) -> list[int]:
+    """Returns log-uniform sequence lengths in 512–8,192."""
+    lengths: list[int] = np.exp(rng.uniform(np.log(512), np.log(8192), rows)).astype(int).tolist()
+    return lengths
+
+
+def _image(rng: np.random.Generator) -> dict[str, torch.Tensor]:
+    count = int(rng.integers(64, 256))
+    pixels = torch.from_numpy(rng.standard_normal((count, IMAGE_WIDTH), dtype=np.float32))
+    return {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, count // 16, 16]])}
+
+
 WORKLOADS: Final[Mapping[str, _Build]] = {
     "multimodal": multimodal,
     "small": small,
     "regular": regular,
     "jagged": jagged,
+    "fields-1": fields(1),
+    "fields-8": fields(8),
+    "fields-32": fields(32),
+    "tiny-jagged": tiny_jagged,
+    "rollout": rollout,
 }
+ONE_ROW: Final = "one-row"
+"""What each call of `rows` puts."""
 
 
-def build(name: str, seed: int) -> Columns:
+def build(name: str, seed: int, scale: str = "full") -> Columns:
     """Returns the columns of a workload.
 
     Args:
-        name: a key of `WORKLOADS`.
+        name: a key of `WORKLOADS`, or `ONE_ROW`.
         seed: of the generator.
+        scale: a key of `SCALES`.
     """
-    return WORKLOADS[name](np.random.default_rng(seed))
+    make = one_row if name == ONE_ROW else WORKLOADS[name]
+    return make(np.random.default_rng(seed), SCALES[scale])
+
+
+def rows_of(columns: Columns) -> int:
+    """Returns how many samples there are."""
+    return len(next(iter(columns.values())))
+
+
+def stamp(columns: Columns, number: int) -> None:
+    """Changes the first sample's numbers in place: what an earlier round left cannot pass for this one's."""
+    for column in columns.values():
+        _stamp(column[0], number)
+
+
+def _stamp(value: Any, number: int) -> None:
+    if isinstance(value, torch.Tensor):
+        value.view(-1)[:1] = number % 2 if value.dtype == torch.bool else number % 30_000
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            _stamp(part, number)
 
 
 def pieces(columns: Columns) -> list[np.ndarray[Any, Any]]:
@@ -106,6 +218,8 @@ def digest(columns: Mapping[str, Any]) -> int:
 def _pieces(value: Any) -> Iterator[Any]:
     if isinstance(value, torch.Tensor):
         yield value.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    elif isinstance(value, (np.ndarray, np.generic)):
+        yield np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
     elif isinstance(value, Mapping):
         for key in sorted(value):
             yield from _pieces(value[key])

@@ -11,12 +11,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tqclient import aio as aio
     from tqclient import errors as errors
+    from tqclient import topology as topology
+    from tqclient import torch as torch
+    from tqclient.changes import Changed as Changed
+    from tqclient.changes import Listed as Listed
+    from tqclient.changes import Removed as Removed
+    from tqclient.changes import Settled as Settled
+    from tqclient.changes import Tagged as Tagged
+    from tqclient.changes import Written as Written
     from tqclient.channel import TLS as TLS
     from tqclient.client import Client as Client
     from tqclient.client import connect as connect
     from tqclient.codec import Records as Records
+    from tqclient.codec import Shared as Shared
     from tqclient.consumer import Batch as Batch
     from tqclient.consumer import Consumer as Consumer
+    from tqclient.counters import Traffic as Traffic
     from tqclient.errors import BackpressureTimeout as BackpressureTimeout
     from tqclient.errors import ClaimTimeout as ClaimTimeout
     from tqclient.errors import CorruptBlock as CorruptBlock
@@ -26,6 +36,7 @@ if TYPE_CHECKING:
     from tqclient.errors import LeaseExpired as LeaseExpired
     from tqclient.errors import PartitionExists as PartitionExists
     from tqclient.errors import PartitionNotFound as PartitionNotFound
+    from tqclient.errors import ProducersGone as ProducersGone
     from tqclient.errors import SampleNotFound as SampleNotFound
     from tqclient.errors import SchemaMismatch as SchemaMismatch
     from tqclient.errors import Sealed as Sealed
@@ -41,15 +52,25 @@ if TYPE_CHECKING:
     from tqclient.info import NodeInfo as NodeInfo
     from tqclient.info import PartitionInfo as PartitionInfo
     from tqclient.partition import Partition as Partition
+    from tqclient.permit import Permit as Permit
+    from tqclient.policy import SamplesPerInsert as SamplesPerInsert
     from tqclient.samplers import Fifo as Fifo
+    from tqclient.samplers import GroupSampler as GroupSampler
+    from tqclient.samplers import Lifo as Lifo
+    from tqclient.samplers import Prioritized as Prioritized
+    from tqclient.samplers import Random as Random
     from tqclient.samplers import Sampler as Sampler
+    from tqclient.samplers import SeqlenBalanced as SeqlenBalanced
+    from tqclient.topology import Topology as Topology
 
-_MODULES = ("aio", "errors")
+_MODULES = ("aio", "errors", "topology", "torch")
 _HOMES = {
+    "tqclient.changes": ("Changed", "Listed", "Removed", "Settled", "Tagged", "Written"),
     "tqclient.channel": ("TLS",),
     "tqclient.client": ("Client", "connect"),
-    "tqclient.codec": ("Records",),
+    "tqclient.codec": ("Records", "Shared"),
     "tqclient.consumer": ("Batch", "Consumer"),
+    "tqclient.counters": ("Traffic",),
     "tqclient.errors": (
         "BackpressureTimeout",
         "ClaimTimeout",
@@ -60,6 +81,7 @@ _HOMES = {
         "LeaseExpired",
         "PartitionExists",
         "PartitionNotFound",
+        "ProducersGone",
         "SampleNotFound",
         "SchemaMismatch",
         "Sealed",
@@ -74,7 +96,18 @@ _HOMES = {
     ),
     "tqclient.info": ("ClusterInfo", "NodeInfo", "PartitionInfo"),
     "tqclient.partition": ("Partition",),
-    "tqclient.samplers": ("Fifo", "Sampler"),
+    "tqclient.permit": ("Permit",),
+    "tqclient.policy": ("SamplesPerInsert",),
+    "tqclient.samplers": (
+        "Fifo",
+        "GroupSampler",
+        "Lifo",
+        "Prioritized",
+        "Random",
+        "Sampler",
+        "SeqlenBalanced",
+    ),
+    "tqclient.topology": ("Topology",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

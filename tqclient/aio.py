@@ -15,71 +15,41 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tqclient import limits
+from tqclient.aio_consumer import Batch, Consumer
+from tqclient.aio_permit import Permit
+from tqclient.aio_producer import Producer
+from tqclient.aio_watch import watch
 from tqclient.arguments import Group, RowArguments, Tags, WeightVersion
-from tqclient.batch import BatchData
+from tqclient.changes import Change
 from tqclient.channel import TLS, Channels
 from tqclient.client import Connection
+from tqclient.counters import Traffic
 from tqclient.driver import run_async
-from tqclient.errors import ClaimTimeout, Sealed, TQError
-from tqclient.info import ClusterInfo, PartitionInfo, PartitionRef, Policy
-from tqclient.operations import claims, cluster, partitions
-from tqclient.operations.claims import ClaimHandle, ConsumerRef
+from tqclient.info import ClusterInfo, PartitionInfo, PartitionRef
+from tqclient.opening import Opening
+from tqclient.operations import cluster, partitions, permits
+from tqclient.operations.consumers import ConsumerRef
 from tqclient.operations.effects import Operation
 from tqclient.operations.put import put
-from tqclient.operations.read import Delivery, check_supported, get
+from tqclient.operations.ranges import Ranges
+from tqclient.operations.read import get
+from tqclient.operations.watch import Watcher
+from tqclient.permit import PermitData
+from tqclient.policy import Policy, SamplesPerInsert
 from tqclient.samplers import Sampler
+from tqclient.topology import Topology
+
+__all__ = ["Batch", "Client", "Consumer", "Metadata", "Opening", "Partition", "Permit", "connect"]
 
 T = TypeVar("T")
-
-
-class _Enterable(Protocol):
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
-
-
-Opened = TypeVar("Opened", bound=_Enterable)
-
-
-class Opening(Coroutine[Any, Any, Opened]):
-    """What `connect` and `claim` return: a coroutine that can also be entered with `async with`."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Opened]) -> None:
-        self._coroutine = coroutine
-        self._opened: Opened | None = None
-
-    def __await__(self) -> Generator[Any, Any, Opened]:
-        return self._coroutine.__await__()
-
-    def send(self, value: Any) -> Any:
-        """Resumes it; for the event loop."""
-        return self._coroutine.send(value)
-
-    def throw(self, *error: Any) -> Any:
-        """Raises an exception in it; for the event loop."""
-        return self._coroutine.throw(*error)
-
-    def close(self) -> None:
-        """Ends it without a result."""
-        self._coroutine.close()
-
-    async def __aenter__(self) -> Opened:
-        self._opened = opened = await self._coroutine
-        return opened
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._opened is not None:
-            await self._opened.__aexit__(kind, error, traceback)
 
 
 def connect(
@@ -127,10 +97,13 @@ class Client:
         staleness: str = "drop",
         capacity_samples: int | None = None,
         capacity_bytes: int | str | None = None,
-        samples_per_insert: float | None = None,
+        capacity_versions: int | None = None,
+        samples_per_version: int | None = None,
+        samples_per_insert: float | SamplesPerInsert | None = None,
         replicas: int = 1,
         max_attempts: int = 5,
         lease: float = 10.0,
+        keep: bool = False,
         metadata: Mapping[str, Any] | None = None,
         exist_ok: bool = False,
     ) -> Partition:
@@ -144,6 +117,9 @@ class Client:
             replicas=replicas,
             max_attempts=max_attempts,
             lease=lease,
+            capacity_versions=capacity_versions,
+            samples_per_version=samples_per_version,
+            keep=keep,
         )
         ref = await self._run(partitions.create_partition(self._state, name, consumers, policy, metadata, exist_ok))
         return Partition(self, ref)
@@ -163,6 +139,11 @@ class Client:
     async def describe(self) -> ClusterInfo:
         """Describes the service: its storage nodes, which transport serves each of them, and why."""
         return await self._run(cluster.describe(self._state))
+
+    @property
+    def counters(self) -> dict[str, Traffic]:
+        """What this client has moved so far, by the name of the transport that it took."""
+        return self._state.counters.traffic()
 
     async def close(self) -> None:
         """Ends the session: claims that it holds are released, what it reserved is returned. Repeatable."""
@@ -189,10 +170,11 @@ class Client:
 class Metadata:
     """Partition-level values; a mapping cannot be awaited, so its accesses are methods here."""
 
-    def __init__(self, client: Client, ref: PartitionRef) -> None:
-        """Made by `Partition.metadata`."""
+    def __init__(self, client: Client, ref: PartitionRef, shard: int | None = None) -> None:
+        """Made by `Partition.metadata` and `Shard.metadata`."""
         self._client = client
         self._ref = ref
+        self._shard = shard
 
     async def get(self, name: str, default: Any = None) -> Any:
         """Returns a value, or the default when there is none of that name."""
@@ -200,15 +182,32 @@ class Metadata:
 
     async def update(self, values: Mapping[str, Any]) -> None:
         """Sets several values at once: a reader sees all of them or none."""
-        await self._client._run(partitions.change_metadata(self._client._state, self._ref, values))
+        operation = partitions.change_metadata(self._client._state, self._ref, values, (), self._shard)
+        await self._client._run(operation)
 
     async def delete(self, names: Iterable[str]) -> None:
         """Deletes values; names without one are passed over."""
-        await self._client._run(partitions.change_metadata(self._client._state, self._ref, {}, names))
+        operation = partitions.change_metadata(self._client._state, self._ref, {}, names, self._shard)
+        await self._client._run(operation)
 
     async def to_dict(self) -> dict[str, Any]:
         """Returns all values, taken at one instant."""
-        return await self._client._run(partitions.get_metadata(self._client._state, self._ref))
+        return await self._client._run(partitions.get_metadata(self._client._state, self._ref, self._shard))
+
+
+class Shard:
+    """The part of a partition that is meant for one DP rank; see `tqclient.partition.Shard`."""
+
+    def __init__(self, client: Client, ref: PartitionRef, shard: int) -> None:
+        """Made by `Partition.shard`."""
+        self._client = client
+        self._ref = ref
+        self._shard = shard
+
+    @property
+    def metadata(self) -> Metadata:
+        """The shard's own values."""
+        return Metadata(self._client, self._ref, self._shard)
 
 
 class Partition:
@@ -230,6 +229,14 @@ class Partition:
         """Partition-level values."""
         return Metadata(self._client, self._ref)
 
+    def shard(self, shard: int) -> Shard:
+        """Returns a part of the partition, by number; makes no call."""
+        return Shard(self._client, self._ref, partitions.shard_of(shard))
+
+    def producer(self) -> Producer:
+        """Registers this client as one that makes samples, as an asynchronous context manager."""
+        return Producer(self._client, self._ref)
+
     async def put(
         self,
         values: Any,
@@ -240,11 +247,20 @@ class Partition:
         weight_version: WeightVersion | None = None,
         tags: Tags | Sequence[Tags] | None = None,
         upsert: bool = False,
+        permit: PermitData | None = None,
         timeout: float | None = None,
     ) -> NDArray[np.int64]:
         """Puts samples, or adds fields to samples that exist. The values must not change until it is done."""
         arguments = RowArguments(ids, keys, groups, weight_version, tags, upsert)
-        return await self._client._run(put(self._state, self._ref, values, arguments, timeout))
+        handle = None if permit is None else permit._handle
+        return await self._client._run(put(self._state, self._ref, values, arguments, timeout, handle))
+
+    def permit(self, samples: int, *, timeout: float | None = None) -> Opening[Permit]:
+        """Waits until the partition admits samples that are about to be generated; also for `async with`."""
+        return Opening(self._permit(samples, timeout))
+
+    async def _permit(self, samples: int, timeout: float | None) -> Permit:
+        return Permit(self._client, await self._client._run(permits.acquire(self._state, self._ref, samples, timeout)))
 
     async def get(
         self,
@@ -252,13 +268,12 @@ class Partition:
         *,
         keys: Sequence[str] | None = None,
         fields: Sequence[str] | None = None,
-        ranges: Any = None,
+        ranges: Ranges | None = None,
         copy: bool = True,
         timeout: float | None = None,
     ) -> Batch:
         """Reads samples by id or by key, in the order asked for."""
-        check_supported(ranges=ranges)
-        delivery = await self._client._run(get(self._state, self._ref, ids, keys, fields, copy, timeout))
+        delivery = await self._client._run(get(self._state, self._ref, ids, keys, fields, copy, timeout, ranges))
         return Batch(self._client, delivery)
 
     def consumer(
@@ -267,12 +282,19 @@ class Partition:
         *,
         fields: Sequence[str] | None = None,
         sampler: Sampler | None = None,
-        topology: Any = None,
-        where: Any = None,
+        topology: Topology | None = None,
+        where: Tags | None = None,
+        token_field: str | None = None,
     ) -> Consumer:
         """Returns a cursor over the partition; makes no call, so there is nothing to await."""
         ref = ConsumerRef.from_arguments(
-            self._ref, name, fields=fields, sampler=sampler, topology=topology, where=where
+            self._ref,
+            name,
+            fields=fields,
+            sampler=sampler,
+            topology=topology,
+            where=where,
+            token_field=token_field,
         )
         return Consumer(self._client, ref)
 
@@ -304,107 +326,9 @@ class Partition:
         """Removes samples for every consumer."""
         return await self._client._run(partitions.clear(self._state, self._ref, ids, keys, groups, tags, prefix))
 
+    def watch(self, from_seq: int = 0, timeout: float | None = None) -> AsyncGenerator[Change, None]:
+        """Follows what changes in the partition, as an asynchronous iterator."""
+        return watch(self._client, Watcher(self._state, self._ref, from_seq, timeout))
+
     def __repr__(self) -> str:
         return f"<aio Partition {self.name!r}>"
-
-
-class Batch(BatchData):
-    """A batch whose claim is settled by awaitable calls; see `tqclient.Batch`."""
-
-    def __init__(self, client: Client, delivery: Delivery, handle: ClaimHandle | None = None) -> None:
-        super().__init__(client._state, delivery, handle)
-        self._client = client
-
-    async def ack(self) -> None:
-        """Consumes the samples."""
-        await self._client._run(claims.settle(self._state, self._claimed(), "acked"))
-        self.close()
-
-    async def release(self) -> None:
-        """Gives the samples back, to be delivered again."""
-        await self._client._run(claims.settle(self._state, self._claimed(), "released"))
-        self.close()
-
-    async def renew(self) -> None:
-        """Renews the claim now."""
-        await self._client._run(claims.renew(self._state, self._claimed()))
-
-    async def __aenter__(self) -> Batch:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._handle is not None and self._handle.verdict is None:
-            if error is None:
-                await self.ack()
-            else:
-                await self._release_after(error)
-        self.close()
-
-    async def _release_after(self, error: BaseException) -> None:
-        try:
-            await self.release()
-        except TQError as failure:
-            # The block's own exception matters more; the samples come back by the heartbeat, or when the lease ends.
-            if hasattr(error, "add_note"):
-                error.add_note(f"the batch could not be released at once: {failure}")
-
-
-class Consumer:
-    """A named cursor over a partition; see `tqclient.Consumer`."""
-
-    def __init__(self, client: Client, ref: ConsumerRef) -> None:
-        """Made by `Partition.consumer`."""
-        self._client = client
-        self._state = client._state
-        self._ref = ref
-
-    @property
-    def name(self) -> str:
-        """Name of the consumer."""
-        return self._ref.name
-
-    def claim(
-        self,
-        batch_size: int | None = None,
-        *,
-        max_tokens: int | None = None,
-        ranges: Any = None,
-        copy: bool = True,
-        timeout: float | None = None,
-    ) -> Opening[Batch]:
-        """Claims the next samples, and waits on the server until there are `batch_size` of them."""
-        check_supported(max_tokens=max_tokens, ranges=ranges)
-        return Opening(self._claim(batch_size, copy, timeout))
-
-    async def _claim(self, batch_size: int | None, copy: bool, timeout: float | None) -> Batch:
-        handle, delivery = await self._client._run(claims.claim(self._state, self._ref, batch_size, copy, timeout))
-        return Batch(self._client, delivery, handle)
-
-    async def batches(self, batch_size: int) -> AsyncIterator[Batch]:
-        """Iterates over batches until the partition is sealed and drained."""
-        while True:
-            try:
-                batch = await self.claim(batch_size)
-            except ClaimTimeout:
-                continue
-            except Sealed:
-                return
-            async with batch:
-                yield batch
-
-    async def reset(self) -> None:
-        """Makes every sample of the partition unconsumed again for this consumer."""
-        await self._client._run(claims.reset(self._state, self._ref))
-
-    async def dead(self) -> list[int]:
-        """Returns the ids of samples that were given up after `max_attempts` deliveries."""
-        return await self._client._run(claims.dead(self._state, self._ref))
-
-    async def requeue(self, ids: Sequence[int] | NDArray[np.int64]) -> None:
-        """Makes dead samples ready again."""
-        await self._client._run(claims.requeue(self._state, self._ref, ids))
-
-    def __repr__(self) -> str:
-        return f"<aio Consumer {self.name!r} of partition {self._ref.partition.name!r}>"

@@ -112,9 +112,9 @@ def pack_tags(tags: Tags | Sequence[Tags], rows: int, *, deletes: bool = False) 
     return pack_blobs(_tags(each, f"tags[{row}]", [row], deletes) for row, each in enumerate(values))
 
 
-def tags_filter(tags: Tags) -> bytes:
+def tags_filter(tags: Tags, *, what: str = "tags") -> bytes:
     """Packs tags that samples are selected by."""
-    return _tags(tags, "tags", [], False)
+    return _tags(tags, what, [], False)
 
 
 def _tags(tags: object, path: str, rows: list[int], deletes: bool) -> bytes:

@@ -3,16 +3,44 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, ItemsView, Iterator, ValuesView
-from typing import Any
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tqclient.codec import Column
 from tqclient.errors import InvalidArgument
 from tqclient.operations.claims import ClaimHandle, abandon
-from tqclient.operations.read import Delivery
+from tqclient.operations.read import Delivery, Holdings
 from tqclient.state import ClientState
+
+if TYPE_CHECKING:
+    import torch
+
+BatchT = TypeVar("BatchT", bound="BatchData")
+
+
+class _Values(Mapping[str, Any]):
+    """The value of each column, made when it is first asked for: that of a shared one has to be put together."""
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        self._columns = columns
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, field: str) -> Any:
+        if field not in self._made:
+            self._made.setdefault(field, self._columns[field].value)
+        return self._made[field]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __contains__(self, field: object) -> bool:
+        return field in self._columns
 
 
 class BatchData:
@@ -26,12 +54,16 @@ class BatchData:
     collected as garbage; what is needed longer must be cloned before.
     """
 
-    def __init__(self, state: ClientState, delivery: Delivery, handle: ClaimHandle | None = None) -> None:
+    extra: Any = None
+    """What `to_buffer` was given to go along, in a batch that `from_buffer` made."""
+
+    def __init__(self, state: ClientState | None, delivery: Delivery, handle: ClaimHandle | None = None) -> None:
         """Made by `Partition.get` and `Consumer.claim`."""
-        self._state = state
+        if state is not None:
+            self._state = state
         self._rows = delivery.rows
         self._columns = delivery.columns
-        self._values = {name: column.value for name, column in delivery.columns.items()}
+        self._values: Mapping[str, Any] = _Values(delivery.columns)
         self._handle = handle
         # Whoever forgets a batch must not hold up others: its samples are delivered again.
         self._finalizer = weakref.finalize(self, _let_go, state, handle, delivery.holdings.close)
@@ -76,6 +108,11 @@ class BatchData:
     def attempts(self) -> NDArray[np.int64]:
         """Deliveries of each sample to this consumer with this one, int64 `[rows]`; 0 where nothing was claimed."""
         return self._rows.attempts
+
+    @property
+    def step(self) -> int | None:
+        """Number of the batch within its DP rank, from 0; None unless it was claimed with a topology."""
+        return None if self._handle is None else self._handle.step
 
     def __getitem__(self, field: str) -> Any:
         try:
@@ -137,7 +174,46 @@ class BatchData:
                 return TensorDict({name: convert(each) for name, each in value.items()}, batch_size=[rows])
             return NonTensorStack(*value) if isinstance(value, list) else value
 
-        return convert(self._values)
+        return convert(dict(self._values))
+
+    def to_buffer(self, extra: Any = None, *, fields: Sequence[str] | None = None) -> torch.Tensor:
+        """Returns the batch as one tensor, uint8 `[bytes]`, that a framework broadcasts; a copy.
+
+        Its header says all that `from_buffer` must know. The claim stays with this batch.
+
+        Args:
+            extra: anything of the caller's own to go along, such as a schedule; comes out exactly, as `.extra`.
+            fields: to go along; None: all.
+
+        Raises:
+            UnsupportedValue: `extra` holds what the block format cannot carry.
+        """
+        from tqclient import flat
+
+        columns = self._columns if fields is None else {field: self._column(field) for field in fields}
+        return flat.pack(self._rows, columns, extra)
+
+    @classmethod
+    def from_buffer(cls: type[BatchT], buffer: Any) -> BatchT:
+        """Returns the batch that `to_buffer` made the buffer of.
+
+        Its values are views of a buffer in this process' memory, which must not change while they are in use; one on an
+        accelerator is copied to the host. Its rows are not claimed: whoever fetched them acks.
+
+        Args:
+            buffer: a tensor or an array, uint8 `[bytes]`; may be longer than the batch.
+
+        Raises:
+            InvalidArgument: it is something else.
+            CorruptBlock: it is cut or damaged.
+        """
+        from tqclient import flat
+
+        rows, columns, extra = flat.unpack(buffer)
+        batch = cls.__new__(cls)
+        BatchData.__init__(batch, None, Delivery(rows, columns, Holdings()))
+        batch.extra = extra
+        return batch
 
     def close(self) -> None:
         """Lets go of views, and of a claim that was not settled (its samples are delivered again). Repeatable."""
@@ -145,7 +221,7 @@ class BatchData:
 
     def _claimed(self) -> ClaimHandle:
         if self._handle is None:
-            raise InvalidArgument("this batch was read with get(); only a claimed batch is acked, released or renewed")
+            raise InvalidArgument("this batch was not claimed here; only a claimed one is acked, released or renewed")
         return self._handle
 
     def __repr__(self) -> str:
@@ -153,7 +229,7 @@ class BatchData:
         return f"<Batch of {self.rows} rows, {state}: {', '.join(self._values)}>"
 
 
-def _let_go(state: ClientState, handle: ClaimHandle | None, close_holdings: Callable[[], None]) -> None:
-    if handle is not None:
+def _let_go(state: ClientState | None, handle: ClaimHandle | None, close_holdings: Callable[[], None]) -> None:
+    if handle is not None and state is not None:
         abandon(state, handle)
     close_holdings()

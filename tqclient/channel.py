@@ -182,12 +182,22 @@ class _BearerToken(
 
 
 def _aio_interceptors(token: str) -> list[Any]:
+    def with_token(details: Any) -> Any:
+        metadata = details.metadata or grpc.aio.Metadata()
+        metadata.add("authorization", f"Bearer {token}")
+        return details._replace(metadata=metadata)
+
+    # Two classes, as the channel takes an interceptor for one kind of call alone; no other kinds are made.
     class Bearer(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc,unused-ignore]
-        """Adds the token to every call of an asyncio channel; operations make unary ones alone."""
+        """Adds the token to every unary call of an asyncio channel."""
 
         async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-            metadata = client_call_details.metadata or grpc.aio.Metadata()
-            metadata.add("authorization", f"Bearer {token}")
-            return await continuation(client_call_details._replace(metadata=metadata), request)
+            return await continuation(with_token(client_call_details), request)
 
-    return [Bearer()]
+    class StreamBearer(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc,unused-ignore]
+        """Adds the token to every call that a stream answers."""
+
+        async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+            return await continuation(with_token(client_call_details), request)
+
+    return [Bearer(), StreamBearer()]

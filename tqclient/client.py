@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 from tqclient import limits
 from tqclient.channel import TLS, Access, Channels
 from tqclient.codec import allocate
+from tqclient.counters import Traffic
 from tqclient.driver import run_sync
 from tqclient.errors import InvalidArgument
-from tqclient.info import ClusterInfo, PartitionInfo, Policy
+from tqclient.info import ClusterInfo, PartitionInfo
 from tqclient.limits import KIB
 from tqclient.operations import cluster, partitions
 from tqclient.operations.effects import Operation
 from tqclient.operations.sessions import close_session
 from tqclient.partition import Partition
+from tqclient.policy import Policy, SamplesPerInsert
 from tqclient.session import Heartbeat
 from tqclient.state import ClientState
 from tqclient.transport import BufferPool, NodeTransport, check_name, open_transport
@@ -60,6 +62,7 @@ class Connection:
             tls = TLS(ca=tls)
         self.access = Access(address, token or os.environ.get("TQ_TOKEN"), tls or TLS.from_environment())
         self.channels = channels = Channels(address, self.access.channel)
+        self.transport = prefer
         self.required = prefer != "auto"
         pool = BufferPool()
 
@@ -151,10 +154,13 @@ class Client:
         staleness: str = "drop",
         capacity_samples: int | None = None,
         capacity_bytes: int | str | None = None,
-        samples_per_insert: float | None = None,
+        capacity_versions: int | None = None,
+        samples_per_version: int | None = None,
+        samples_per_insert: float | SamplesPerInsert | None = None,
         replicas: int = 1,
         max_attempts: int = 5,
         lease: float = 10.0,
+        keep: bool = False,
         metadata: Mapping[str, Any] | None = None,
         exist_ok: bool = False,
     ) -> Partition:
@@ -164,13 +170,22 @@ class Client:
             name: of the partition, such as `train/0012`.
             consumers: who will read it; another name is then refused. Empty: any name, made at its first claim.
             max_staleness: weight versions that a sample may lag behind `Partition.set_version`; None: any.
-            staleness: what becomes of one that lags more: `drop`.
+            staleness: what becomes of one that lags more. `drop`: it is dropped for every consumer that did not have it
+                yet, and with it its whole group for a consumer of whole groups. `wait`: none ever lags more, because
+                new ones are held back: a put, or a `Partition.permit`, waits until
+                `accepted + running <= (max_staleness + version + 1) * samples_per_version`, where `accepted` samples
+                were put so far, `running` ones are out on permits, and `version` is 0 until `set_version`.
             capacity_samples: live samples at most; a put waits while there are more. None: no limit.
             capacity_bytes: of their blocks, such as `64GiB`; a put waits while there are more. None: no limit.
-            samples_per_insert: not supported yet.
+            capacity_versions: distinct weight versions (the newest of each span) of live samples at most; a put that
+                would bring another one waits. None: no limit.
+            samples_per_version: samples that the trainer consumes before it sets the next version; with `wait`.
+            samples_per_insert: keeps puts and claims in pace: a ratio, or a `SamplesPerInsert`, which says how. None:
+                no limit.
             replicas: storage nodes that hold each block, from 1 to 3; a put waits while fewer can be reached.
             max_attempts: deliveries of a sample to one consumer before it is listed as dead.
             lease: seconds that a claim lives without a sign of life from its client.
+            keep: do not retire the partition once it is sealed and every one of its `consumers` is done with it.
             metadata: partition-level values to begin with.
             exist_ok: take a partition of that name that exists, when its policies are the same.
 
@@ -186,6 +201,9 @@ class Client:
             replicas=replicas,
             max_attempts=max_attempts,
             lease=lease,
+            capacity_versions=capacity_versions,
+            samples_per_version=samples_per_version,
+            keep=keep,
         )
         ref = self._run(partitions.create_partition(self._state, name, consumers, policy, metadata, exist_ok))
         return Partition(self, ref)
@@ -213,6 +231,11 @@ class Client:
     def describe(self) -> ClusterInfo:
         """Describes the service: its storage nodes, which transport serves each of them, and why."""
         return self._run(cluster.describe(self._state))
+
+    @property
+    def counters(self) -> dict[str, Traffic]:
+        """What this client has moved so far, by the name of the transport that it took."""
+        return self._state.counters.traffic()
 
     def close(self) -> None:
         """Ends the session: claims that it holds are released, what it reserved is returned. Repeatable."""

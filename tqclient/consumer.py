@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.batch import BatchData
 from tqclient.errors import ClaimTimeout, Sealed, TQError
-from tqclient.operations import claims
-from tqclient.operations.claims import ClaimHandle, ConsumerRef
-from tqclient.operations.read import Delivery, check_supported
+from tqclient.operations import claims, consumers
+from tqclient.operations.claims import ClaimHandle
+from tqclient.operations.consumers import ConsumerRef
+from tqclient.operations.ranges import Ranges
+from tqclient.operations.read import Delivery
+from tqclient.topology import Topology
 
 if TYPE_CHECKING:
     from tqclient.client import Client
@@ -38,7 +41,8 @@ class Batch(BatchData):
             InvalidArgument: the batch was released before.
             Unavailable: the controller was away until the deadline; call it again to try further.
         """
-        self._client._run(claims.settle(self._state, self._claimed(), "acked"))
+        handle = self._claimed()
+        self._client._run(claims.settle(self._state, handle, "acked"))
         self.close()
 
     def release(self) -> None:
@@ -48,7 +52,8 @@ class Batch(BatchData):
             LeaseExpired: the claim is not held any more.
             InvalidArgument: the batch was acked before.
         """
-        self._client._run(claims.settle(self._state, self._claimed(), "released"))
+        handle = self._claimed()
+        self._client._run(claims.settle(self._state, handle, "released"))
         self.close()
 
     def renew(self) -> None:
@@ -57,7 +62,8 @@ class Batch(BatchData):
         Raises:
             LeaseExpired: the claim is not held any more.
         """
-        self._client._run(claims.renew(self._state, self._claimed()))
+        handle = self._claimed()
+        self._client._run(claims.renew(self._state, handle))
 
     def __enter__(self) -> Batch:
         return self
@@ -95,12 +101,35 @@ class Consumer:
         """Name of the consumer."""
         return self._ref.name
 
+    @property
+    def topology(self) -> Topology | None:
+        """Place of this process among the consumer's ranks; None when it has none."""
+        return self._ref.topology
+
+    def register(self, timeout: float | None = None) -> int:
+        """Takes this rank's place among the consumer's ranks, until this client's session ends. Again: no effect.
+
+        The first claim does it by itself. It waits for up to 1.5 leases of a session while another live rank holds the
+        place, or live ranks have other sizes: they may be those of a job that was killed a moment ago.
+
+        Args:
+            timeout: seconds.
+
+        Returns:
+            How many ranks of the topology are registered and live, this one included.
+
+        Raises:
+            TopologyMismatch: the rank does not fit those that are live; says which sizes, and which ranks.
+            InvalidArgument: the consumer has no topology.
+        """
+        return self._client._run(consumers.register(self._state, self._ref, timeout))
+
     def claim(
         self,
         batch_size: int | None = None,
         *,
         max_tokens: int | None = None,
-        ranges: Any = None,
+        ranges: Ranges | None = None,
         copy: bool = True,
         timeout: float | None = None,
     ) -> Batch:
@@ -109,10 +138,15 @@ class Consumer:
         Once the partition is sealed and nothing is pending, what is left comes as a smaller batch. The claim is renewed
         by itself for as long as this process lives and holds the batch.
 
+        With a topology, the batch is the next one of this process' DP rank, and the same for all of its members. It is
+        consumed when all of them have acked (or the leader, with `leader_acks`), and delivered again, to all of them,
+        when one releases it or dies: what the others still hold of it is then refused with LeaseExpired.
+
         Args:
-            batch_size: samples.
-            max_tokens: not supported yet.
-            ranges: not supported yet.
+            batch_size: samples; with a topology, those of each DP rank.
+            max_tokens: samples are taken in the sampler's order until the next one would exceed this sum of the lengths
+                of the consumer's `token_field`, or there are `batch_size` of them.
+            ranges: as `Partition.get` has them. One that does not fit gives the samples back, an attempt spent.
             copy: False gives views where the path allows them: good until the batch is settled or closed.
             timeout: seconds.
 
@@ -122,13 +156,18 @@ class Consumer:
         Raises:
             ClaimTimeout: too few samples were ready in time; nothing was claimed.
             Sealed: the partition is sealed, and nothing is left to deliver.
+            InvalidArgument: one sample alone exceeds `max_tokens`, or its field has no lengths; a range does not fit.
+            TopologyMismatch: this rank does not fit those that are live; see `register`.
             CorruptBlock: stored bytes fail their checksums; the samples are given back.
         """
-        check_supported(max_tokens=max_tokens, ranges=ranges)
-        handle, delivery = self._client._run(claims.claim(self._state, self._ref, batch_size, copy, timeout))
+        handle, delivery = self._client._run(
+            claims.claim(self._state, self._ref, batch_size, copy, timeout, max_tokens=max_tokens, ranges=ranges)
+        )
         return Batch(self._client, delivery, handle)
 
-    def batches(self, batch_size: int) -> Iterator[Batch]:
+    def batches(
+        self, batch_size: int | None = None, *, max_tokens: int | None = None, ranges: Ranges | None = None
+    ) -> Iterator[Batch]:
         """Iterates over batches until the partition is sealed and drained; waits as long as that takes.
 
         A batch is acked when the next one is asked for, unless the loop's body settled it. When the loop is left early,
@@ -136,10 +175,12 @@ class Consumer:
 
         Args:
             batch_size: samples; the last batch may be smaller.
+            max_tokens: as in `claim`.
+            ranges: as in `claim`.
         """
         while True:
             try:
-                batch = self.claim(batch_size)
+                batch = self.claim(batch_size, max_tokens=max_tokens, ranges=ranges)
             except ClaimTimeout:
                 continue
             except Sealed:
@@ -154,6 +195,10 @@ class Consumer:
     def dead(self) -> list[int]:
         """Returns the ids of samples that were given up after `max_attempts` deliveries."""
         return self._client._run(claims.dead(self._state, self._ref))
+
+    def dropped(self) -> claims.Dropped:
+        """Returns the ids of all samples that count as dropped for this consumer, and why they are."""
+        return self._client._run(claims.dropped(self._state, self._ref))
 
     def requeue(self, ids: Sequence[int] | NDArray[np.int64]) -> None:
         """Makes dead samples ready again, with no attempt spent.

@@ -101,6 +101,10 @@ class ClaimTimeout(TQError, TimeoutError):
     retryable = True
 
 
+class ProducersGone(TQError):
+    """A claim waits for samples, and every producer that registered with the partition has died."""
+
+
 class LeaseExpired(TQError):
     """A session, a claim or a view outlived its lease; its samples are redelivered."""
 

@@ -2,108 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tqclient import limits
-from tqclient.errors import InvalidArgument
+from tqclient.codec import loads
+from tqclient.policy import Policy
 from tqclient.schema import Form
-from tqclient.sizes import size_bytes
 from tqclient.wire.v1 import controller_pb2 as pb
 
 STATES: Final = ("pending", "ready", "leased", "consumed", "dropped")
 """What a sample can be for a consumer; their counts add up to the partition's samples."""
-LEASE_MIN: Final = 0.1
-"""Seconds; a shorter lease would be lost to a busy machine's scheduling alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """The rules of a partition.
-
-    Attributes:
-        max_staleness: weight versions that a sample may lag behind the partition's; None: any.
-        staleness: what becomes of a sample that lags more: `drop`.
-        capacity_samples: live samples at most; None: no limit.
-        capacity_bytes: of their blocks at most; None: no limit.
-        replicas: storage nodes that hold each block.
-        max_attempts: deliveries of a sample to one consumer before it is listed as dead.
-        lease: seconds that a claim lives without a sign of life from its client.
-    """
-
-    max_staleness: int | None = None
-    staleness: str = "drop"
-    capacity_samples: int | None = None
-    capacity_bytes: int | None = None
-    replicas: int = 1
-    max_attempts: int = 5
-    lease: float = 10.0
-
-    @classmethod
-    def from_arguments(
-        cls,
-        *,
-        max_staleness: int | None,
-        staleness: str,
-        capacity_samples: int | None,
-        capacity_bytes: int | str | None,
-        samples_per_insert: float | None,
-        replicas: int,
-        max_attempts: int,
-        lease: float,
-    ) -> Policy:
-        """Checks what `create_partition` was given.
-
-        Raises:
-            InvalidArgument: out of bounds, or not supported by this version.
-        """
-        if samples_per_insert is not None:
-            raise InvalidArgument(f"samples_per_insert={samples_per_insert!r} is not supported yet; leave it out")
-        if isinstance(replicas, bool) or not isinstance(replicas, int) or not 1 <= replicas <= limits.REPLICAS_MAX:
-            raise InvalidArgument(f"replicas={replicas!r}: expected an int from 1 to {limits.REPLICAS_MAX}")
-        if staleness != "drop":
-            raise InvalidArgument(f"staleness={staleness!r} is not supported yet; only 'drop' is")
-        for name, value, least in (
-            ("max_staleness", max_staleness, 0),
-            ("capacity_samples", capacity_samples, 1),
-            ("max_attempts", max_attempts, 1),
-        ):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise InvalidArgument(f"{name}={value!r}: expected an int, {least} or more")
-        if isinstance(lease, bool) or not isinstance(lease, int | float) or not LEASE_MIN <= lease <= 24 * 3600:
-            raise InvalidArgument(f"lease={lease!r}: expected seconds, from {LEASE_MIN} to a day")
-        size = None if capacity_bytes is None else size_bytes(capacity_bytes, what="capacity_bytes")
-        return cls(max_staleness, staleness, capacity_samples, size, replicas, max_attempts, float(lease))
-
-    def to_wire(self) -> pb.Policy:
-        """Returns the policy as CreatePartition carries it."""
-        return pb.Policy(
-            max_staleness=self.max_staleness,
-            staleness=self.staleness,
-            capacity_samples=self.capacity_samples,
-            capacity_bytes=self.capacity_bytes,
-            replicas=self.replicas,
-            max_attempts=self.max_attempts,
-            lease_ms=round(self.lease * 1000),
-        )
-
-    @classmethod
-    def from_wire(cls, policy: pb.Policy) -> Policy:
-        """Reads what `to_wire` made."""
-
-        def optional(name: str) -> int | None:
-            return getattr(policy, name) if policy.HasField(name) else None
-
-        return cls(
-            optional("max_staleness"),
-            policy.staleness,
-            optional("capacity_samples"),
-            optional("capacity_bytes"),
-            policy.replicas,
-            policy.max_attempts,
-            policy.lease_ms / 1000,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +23,46 @@ class FieldInfo:
     Attributes:
         form: what its column is.
         written: samples that have it.
+        lengths: least and greatest leading dimension of the rows that were ever put; None where rows have none.
     """
 
     form: Form
     written: int
+    lengths: tuple[int, int] | None = None
+
+    @property
+    def kind(self) -> str:
+        """What sort of column it is: `dense`, `ragged`, `struct`, ..."""
+        return self.form.kind
+
+    @property
+    def dtype(self) -> str:
+        """Element type; empty where the kind has none."""
+        return self.form.dtype
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of a row, of a ragged field without its leading dimension, which `lengths` gives."""
+        return tuple(self.form.shape)
+
+    @classmethod
+    def from_wire(cls, field: pb.Field) -> FieldInfo:
+        """Reads the controller's description."""
+        lengths = (field.length_min, field.length_max) if field.HasField("length_min") else None
+        return cls(Form.from_bytes(field.form), field.written, lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """A part of a partition.
+
+    Attributes:
+        metadata: its own values.
+        samples: live ones whose tag `shard` is its number.
+    """
+
+    metadata: Mapping[str, Any]
+    samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +79,14 @@ class PartitionInfo:
         bytes: of their blocks.
         fields: by name, in the order in which they were first put.
         counts: by consumer: `pending`, `ready`, `leased`, `consumed` and `dropped`, which add up to `samples`.
+        accepted: samples put so far that count against `samples_per_version`: all but those that were cleared before
+            anybody consumed them.
+        running: samples that permits are out for.
+        inserted: samples ever put.
+        delivered: samples ever granted to a consumer, redeliveries not counted.
+        retired: whether its consumers were done with it: the samples are gone, and the counts are the last ones.
+        shards: its parts, by number.
+        producers: that are registered and alive.
     """
 
     partition_id: int
@@ -144,6 +98,13 @@ class PartitionInfo:
     bytes: int
     fields: Mapping[str, FieldInfo]
     counts: Mapping[str, dict[str, int]]
+    accepted: int = 0
+    running: int = 0
+    inserted: int = 0
+    delivered: int = 0
+    retired: bool = False
+    shards: Mapping[int, ShardInfo] = dataclasses.field(default_factory=dict)
+    producers: int = 0
 
     @classmethod
     def from_wire(cls, partition: pb.Partition) -> PartitionInfo:
@@ -156,8 +117,18 @@ class PartitionInfo:
             partition.version if partition.version >= 0 else None,
             partition.samples,
             partition.bytes,
-            {field.name: FieldInfo(Form.from_bytes(field.form), field.written) for field in partition.fields},
+            {field.name: FieldInfo.from_wire(field) for field in partition.fields},
             {each.name: {state: getattr(each, state) for state in STATES} for each in partition.consumers},
+            accepted=partition.accepted,
+            running=partition.running,
+            inserted=partition.inserted,
+            delivered=partition.delivered,
+            retired=partition.retired,
+            shards={
+                number: ShardInfo({name: loads(value) for name, value in shard.metadata.items()}, shard.samples)
+                for number, shard in sorted(partition.shards.items())
+            },
+            producers=partition.producers,
         )
 
 
@@ -227,20 +198,30 @@ class PartitionRef:
         partition_id: of the partition.
         name: for messages.
         replicas: storage nodes that hold each block.
+        sealed: whether it was, when it was found.
+        samples: that were live then.
     """
 
     def __init__(self, partition_id: int, name: str, fields: Mapping[str, Form], replicas: int = 1) -> None:
         self.partition_id = partition_id
         self.name = name
         self.replicas = replicas
+        self.sealed = False
+        self.samples = 0
         self._fields = dict(fields)
 
     @classmethod
     def from_wire(cls, partition: pb.Partition) -> PartitionRef:
         """Reads the controller's description."""
         ref = cls(partition.partition_id, partition.name, {}, partition.policy.replicas or 1)
+        ref.sealed, ref.samples = partition.sealed, partition.samples
         ref.fields_changed(partition.fields)
         return ref
+
+    @property
+    def fields(self) -> list[str]:
+        """The fields that are known here."""
+        return list(self._fields)
 
     def form(self, field: str) -> Form | None:
         """Returns the form of a field; None when it is not known here."""

@@ -26,6 +26,10 @@ TAGS_BYTES_MAX: Final = 64 * KIB
 """Encoded tags of one sample."""
 METADATA_BYTES_MAX: Final = 16 * MIB
 """Encoded partition-level values of one partition."""
+ROW_LENGTH_MAX: Final = (1 << 32) - 2
+"""Leading dimension of a row that a sampler can go by; a longer row has no length."""
+PERMIT_SAMPLES_MAX: Final = 1 << 24
+"""Samples that one permit is for."""
 BLOCKS_PER_PUT_MAX: Final = 4096
 BLOCK_BYTES_MAX: Final = 1 << 44
 ERROR_IDS_MAX: Final = 256

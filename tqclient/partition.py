@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.arguments import Group, RowArguments, Tags, WeightVersion
+from tqclient.changes import Change
 from tqclient.consumer import Batch, Consumer
 from tqclient.info import PartitionInfo, PartitionRef
-from tqclient.operations import partitions
-from tqclient.operations.claims import ConsumerRef
+from tqclient.operations import partitions, permits
+from tqclient.operations.consumers import ConsumerRef
 from tqclient.operations.put import put
-from tqclient.operations.read import check_supported, get
+from tqclient.operations.ranges import Ranges
+from tqclient.operations.read import get
+from tqclient.operations.watch import Watcher
+from tqclient.permit import Permit, PermitData
+from tqclient.producer import Producer
 from tqclient.samplers import Sampler
+from tqclient.topology import Topology
+from tqclient.watch import watch
 
 if TYPE_CHECKING:
     from tqclient.client import Client
 
 
 class Metadata(MutableMapping[str, Any]):
-    """Partition-level values; each access is a call, and a value comes back exactly as it went in."""
+    """Values of a partition or of a shard; each access is a call, and a value comes back exactly as it went in."""
 
-    def __init__(self, client: Client, ref: PartitionRef) -> None:
-        """Made by `Partition.metadata`."""
+    def __init__(self, client: Client, ref: PartitionRef, shard: int | None = None) -> None:
+        """Made by `Partition.metadata` and `Shard.metadata`."""
         self._client = client
         self._ref = ref
+        self._shard = shard
 
     def __getitem__(self, name: str) -> Any:
         return self.to_dict()[name]
@@ -38,7 +46,7 @@ class Metadata(MutableMapping[str, Any]):
     def __delitem__(self, name: str) -> None:
         if name not in self.to_dict():
             raise KeyError(name)
-        self._client._run(partitions.change_metadata(self._client._state, self._ref, {}, [name]))
+        self._client._run(partitions.change_metadata(self._client._state, self._ref, {}, [name], self._shard))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.to_dict())
@@ -48,14 +56,34 @@ class Metadata(MutableMapping[str, Any]):
 
     def update(self, values: Any = (), /, **more: Any) -> None:
         """Sets several values at once: a reader sees all of them or none."""
-        self._client._run(partitions.change_metadata(self._client._state, self._ref, {**dict(values), **more}))
+        chosen = {**dict(values), **more}
+        self._client._run(partitions.change_metadata(self._client._state, self._ref, chosen, (), self._shard))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all values, taken at one instant."""
-        return self._client._run(partitions.get_metadata(self._client._state, self._ref))
+        return self._client._run(partitions.get_metadata(self._client._state, self._ref, self._shard))
 
     def __repr__(self) -> str:
-        return f"<Metadata of partition {self._ref.name!r}>"
+        shard = "" if self._shard is None else f"shard {self._shard} of "
+        return f"<Metadata of {shard}partition {self._ref.name!r}>"
+
+
+class Shard:
+    """The part of a partition that is meant for one DP rank: the samples whose tag `shard` is its number."""
+
+    def __init__(self, client: Client, ref: PartitionRef, shard: int) -> None:
+        """Made by `Partition.shard`."""
+        self._client = client
+        self._ref = ref
+        self._shard = shard
+
+    @property
+    def metadata(self) -> Metadata:
+        """The shard's own values, as a mapping."""
+        return Metadata(self._client, self._ref, self._shard)
+
+    def __repr__(self) -> str:
+        return f"<Shard {self._shard} of partition {self._ref.name!r}>"
 
 
 class Partition:
@@ -77,6 +105,22 @@ class Partition:
         """Partition-level values, as a mapping."""
         return Metadata(self._client, self._ref)
 
+    def shard(self, shard: int) -> Shard:
+        """Returns a part of the partition, by number; makes no call."""
+        return Shard(self._client, self._ref, partitions.shard_of(shard))
+
+    def producer(self) -> Producer:
+        """Registers this client as one that makes samples, as a context manager.
+
+            with part.producer():
+                part.put(generate(prompts))
+
+        Once every producer is gone, and the last of them died without leaving the block or closing its client, claims
+        that would wait raise `ProducersGone`, until another one registers or the partition is sealed. A client whose
+        session was lost registers again by itself.
+        """
+        return Producer(self._client, self._ref)
+
     def put(
         self,
         values: Any,
@@ -87,6 +131,7 @@ class Partition:
         weight_version: WeightVersion | None = None,
         tags: Tags | Sequence[Tags] | None = None,
         upsert: bool = False,
+        permit: PermitData | None = None,
         timeout: float | None = None,
     ) -> NDArray[np.int64]:
         """Puts samples, or adds fields to samples that exist. All of it becomes visible at once, or nothing does.
@@ -101,6 +146,8 @@ class Partition:
             weight_version: that made the samples: an int or a tuple (min, max) for all rows, or one per row.
             tags: small values by name: one mapping for all rows, or one per row.
             upsert: replace fields of samples that exist, found by key or id, instead of refusing.
+            permit: that the new samples are taken from; without `weight_version`, they have the version of the permit:
+                the one current when their generation began.
             timeout: seconds; the put waits that long while the partition is over its limits.
 
         Returns:
@@ -112,13 +159,39 @@ class Partition:
             DuplicateKey: a key exists with other bytes, or a field was written before; the first value is intact.
             SampleNotFound: one of `ids` does not exist.
             Sealed: the partition takes no more samples.
-            BackpressureTimeout: it stayed over its limits.
+            BackpressureTimeout: it stayed over its limits; says over which.
+            LeaseExpired: the permit ended with its session; put without it, and the samples are admitted as they come.
             StorageFull: no storage node has room.
             Unavailable: a daemon was away until the deadline. It may have put all the same: only one with keys can be
                 given again without putting twice.
         """
         arguments = RowArguments(ids, keys, groups, weight_version, tags, upsert)
-        return self._client._run(put(self._state, self._ref, values, arguments, timeout))
+        handle = None if permit is None else permit._handle
+        return self._client._run(put(self._state, self._ref, values, arguments, timeout, handle))
+
+    def permit(self, samples: int, *, timeout: float | None = None) -> Permit:
+        """Waits until the partition admits samples that are about to be generated.
+
+            with part.permit(8, timeout=60) as permit:
+                part.put(generate(prompt, permit.version), permit=permit)
+
+        Under `staleness="wait"`, samples on permits count as running, and the partition admits no more than its trainer
+        can consume in time. Permits and puts without one wait in one line, in the order in which they came. Otherwise
+        the permit is granted at once; it still says which version the generation began with.
+
+        Args:
+            samples: to be put under it, by one put or several.
+            timeout: seconds.
+
+        Returns:
+            The permit. Leaving it as a context manager returns what was not put; so does the end of this client's
+            session.
+
+        Raises:
+            BackpressureTimeout: there was no room in time; says why.
+            Sealed: the partition takes no more samples.
+        """
+        return Permit(self._client, self._client._run(permits.acquire(self._state, self._ref, samples, timeout)))
 
     def get(
         self,
@@ -126,7 +199,7 @@ class Partition:
         *,
         keys: Sequence[str] | None = None,
         fields: Sequence[str] | None = None,
-        ranges: Any = None,
+        ranges: Ranges | None = None,
         copy: bool = True,
         timeout: float | None = None,
     ) -> Batch:
@@ -136,16 +209,21 @@ class Partition:
             ids: of samples; or
             keys: of samples.
             fields: to read; None reads every field of the partition.
-            ranges: not supported yet.
+            ranges: by field, or by the path of a child of a struct (`mm.pixels`): which rows of the leading dimension
+                to read: `(start, stop)` for all samples, one such pair per sample, or a function that is given the
+                lengths, int64 [rows], and returns the pairs. A stop of None is the sample's end; one beyond it is an
+                error. Only these rows are fetched. A dense column stays dense with one pair for all samples, and
+                becomes jagged otherwise.
             copy: False gives views where the path allows them: good until the batch is closed or collected as garbage.
             timeout: seconds.
 
         Raises:
             SampleNotFound: names every id, key or field that is missing.
+            InvalidArgument: a range reaches beyond its sample; names the sample and its length.
             CorruptBlock: stored bytes fail their checksums; names field, row and sample.
         """
-        check_supported(ranges=ranges)
-        return Batch(self._client, self._client._run(get(self._state, self._ref, ids, keys, fields, copy, timeout)))
+        operation = get(self._state, self._ref, ids, keys, fields, copy, timeout, ranges)
+        return Batch(self._client, self._client._run(operation))
 
     def consumer(
         self,
@@ -153,8 +231,9 @@ class Partition:
         *,
         fields: Sequence[str] | None = None,
         sampler: Sampler | None = None,
-        topology: Any = None,
-        where: Any = None,
+        topology: Topology | None = None,
+        where: Tags | None = None,
+        token_field: str | None = None,
     ) -> Consumer:
         """Returns a cursor over the partition; makes no call.
 
@@ -163,11 +242,19 @@ class Partition:
             fields: that a sample must have to be ready, and that are read; None means every field that the partition
                 has when a claim is granted.
             sampler: how samples are picked; None is `Fifo()`.
-            topology: not supported yet.
-            where: not supported yet.
+            topology: place of this process in a training job: all members of one DP rank get the same batches.
+            where: tags that a sample must have, all of them, to be this consumer's; looked at by the controller.
+            token_field: field whose lengths `claim(max_tokens=...)` counts, or `images.pixels` for a child of a struct;
+                None is that of `SeqlenBalanced`, if that is the sampler.
         """
         ref = ConsumerRef.from_arguments(
-            self._ref, name, fields=fields, sampler=sampler, topology=topology, where=where
+            self._ref,
+            name,
+            fields=fields,
+            sampler=sampler,
+            topology=topology,
+            where=where,
+            token_field=token_field,
         )
         return Consumer(self._client, ref)
 
@@ -217,6 +304,34 @@ class Partition:
             Ids of what was removed, int64.
         """
         return self._client._run(partitions.clear(self._state, self._ref, ids, keys, groups, tags, prefix))
+
+    def watch(self, from_seq: int = 0, timeout: float | None = None) -> Generator[Change, None, None]:
+        """Follows what changes in the partition: nobody needs to list it in a loop.
+
+            for change in part.watch():
+                match change:
+                    case tq.Listed(first=True): ...  # forget what you knew: what is live comes, until `complete`
+                    case tq.Written(added=True): ...
+
+        Every change after `from_seq` comes once and in order, also when the connection breaks or the controller is
+        restarted meanwhile. Where the controller does not remember that far back, a listing of all that is live comes
+        instead of what was missed; one that is interrupted begins again, with `first`. A watcher that does not keep up
+        delays nobody, and gets such a listing.
+
+        Args:
+            from_seq: the `sequence` of a change with `last`, from an earlier watch; 0 begins with a listing.
+            timeout: seconds to wait for the next change: when none came, the iterator ends. None waits for ever,
+                for a controller that is away, too.
+
+        Yields:
+            `Listed`, `Written`, `Removed`, `Tagged`, `Settled` or `Changed`. The watch begins when the
+            first one is asked for, and closing the iterator ends it.
+
+        Raises:
+            PartitionNotFound: it was deleted.
+            Unavailable: the controller is away, and no change came within the timeout.
+        """
+        return watch(self._client, Watcher(self._state, self._ref, from_seq, timeout))
 
     def __repr__(self) -> str:
         return f"<Partition {self.name!r}>"

@@ -10,6 +10,8 @@ from tqclient.driver import Stubs, run_sync
 from tqclient.errors import TQError
 from tqclient.operations.cluster import open_paths
 from tqclient.operations.effects import Deadline
+from tqclient.operations.permits import return_lost_permits
+from tqclient.operations.producers import renew_producers
 from tqclient.operations.sessions import close_windows, heartbeat, release_lost_claims
 from tqclient.state import ClientState
 
@@ -66,6 +68,8 @@ class Heartbeat:
             if run_sync(heartbeat(state, timeout), self._stubs):
                 run_sync(open_paths(state, Deadline(timeout, state.clock)), self._stubs)
             run_sync(release_lost_claims(state), self._stubs)
+            run_sync(return_lost_permits(state), self._stubs)
+            run_sync(renew_producers(state, timeout), self._stubs)
             state.windows.retire(idle_since=state.clock() - WINDOW_IDLE_SECONDS)
             # A node that does not answer must not cost the session: half a period, once for each.
             run_sync(close_windows(state, state.windows.take_closing(), timeout=period / 2), self._stubs)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from tqclient.counters import Counters
 from tqclient.directories import DirectoryCache
 from tqclient.errors import InvalidArgument, TQError
 from tqclient.operations.effects import Backoff, Deadline
@@ -58,6 +59,23 @@ class LostClaim:
     session: int
     claim_id: int
     request: controller_pb2.ClaimRequest | None = None
+
+
+@dataclass(slots=True)
+class LostPermit:
+    """A permit that nobody in this client holds any more: the heartbeat gives it back.
+
+    Attributes:
+        session: under which it was, or may have been, granted.
+        partition_id: that it is for.
+        permit: 0 when the reply was lost; then `request` is repeated to learn it.
+        request: for the permit.
+    """
+
+    session: int
+    partition_id: int
+    permit: int
+    request: controller_pb2.AcquirePermitRequest | None = None
 
 
 class Requests:
@@ -120,9 +138,13 @@ class ClientState:
         self.windows = WindowPool(clock)
         self.paths = Paths(clock)
         self.directories = DirectoryCache()
+        self.counters = Counters()
         self.opening = threading.Lock()
         self.wake = threading.Event()
         self.lost_claims: deque[LostClaim] = deque()
+        self.lost_permits: deque[LostPermit] = deque()
+        self.producing: dict[int, int] = {}  # partition → registrations as its producer
+        self.produced_in: dict[int, int] = {}  # partition → session that is registered
         self._pid = os.getpid()
         self._lock = threading.RLock()  # the finalizer of a batch may run inside any holder
         self._session: Session | None = None

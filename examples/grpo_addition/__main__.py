@@ -89,7 +89,11 @@ def run(arguments: argparse.Namespace, console: Console, folder: Path) -> int:
         Ledger(folder, "demo") as ledger,
     ):
         partition = client.create_partition(
-            PARTITION, consumers=[REWARD_CONSUMER, TRAIN_CONSUMER], lease=LEASE_S, capacity_samples=SAMPLES_MAX
+            PARTITION,
+            consumers=[REWARD_CONSUMER, TRAIN_CONSUMER],
+            lease=LEASE_S,
+            capacity_samples=SAMPLES_MAX,
+            keep=True,  # what is cleared and what is left is counted to the end
         )
         crew = Crew(Run(cluster.address, folder, arguments.seed), partition, ledger)
         try:

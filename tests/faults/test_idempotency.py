@@ -33,6 +33,7 @@ class _World:
     doomed: int = 0
     ids: list[int] = field(default_factory=list)
     claim_id: int = 0
+    permit: int = 0
 
 
 def _open_session(world: _World) -> Any:
@@ -96,6 +97,29 @@ def _reset_consumer(world: _World) -> Any:
     return pb.ResetConsumerRequest(mutation=world.client.mutation(), partition_id=world.part, consumer="c")
 
 
+def _register_producer(world: _World) -> Any:
+    return pb.RegisterProducerRequest(mutation=world.client.mutation(), partition_id=world.part)
+
+
+def _unregister_producer(world: _World) -> Any:
+    return pb.UnregisterProducerRequest(mutation=world.client.mutation(), partition_id=world.part)
+
+
+def _acquire_permit(world: _World) -> Any:
+    return pb.AcquirePermitRequest(mutation=world.client.mutation(), partition_id=world.part, samples=3)
+
+
+def _return_permit(world: _World) -> Any:
+    return pb.ReturnPermitRequest(mutation=world.client.mutation(), partition_id=world.part, permit=world.permit)
+
+
+def _register_rank(world: _World) -> Any:
+    alone = pb.Topology(dp=1, tp=1, pp=1, cp=1, ep=1, members=1)
+    return pb.RegisterRankRequest(
+        mutation=world.client.mutation(), partition_id=world.part, consumer="c", topology=alone
+    )
+
+
 def _seal_partition(world: _World) -> Any:
     return pb.SealPartitionRequest(mutation=world.client.mutation(), partition_id=world.part)
 
@@ -119,6 +143,11 @@ CASES: Final[dict[str, Callable[[_World], Any]]] = {
     "SetTags": _set_tags,
     "Clear": _clear,
     "ResetConsumer": _reset_consumer,
+    "RegisterProducer": _register_producer,
+    "UnregisterProducer": _unregister_producer,
+    "AcquirePermit": _acquire_permit,
+    "ReturnPermit": _return_permit,
+    "RegisterRank": _register_rank,
     "SealPartition": _seal_partition,
     "DeletePartition": _delete_partition,
 }
@@ -129,6 +158,7 @@ READS: Final = {
         *("DescribePartition", "ListPartitions", "ListDead", "DescribeCluster", "GetDirectories"),
         *("Heartbeat", "RenewClaim", "Locate"),  # leases and pins: volatile, and renewed as often as they are asked for
         "Attach",  # the link of a node: its last hello counts
+        "Watch",
     },
     "Storage": {"DescribeNode", "Read"},
 }
@@ -167,6 +197,8 @@ def _learn(world: _World, method: str, reply: Any) -> None:
         world.ids = ids_of(reply.ids)
     elif method == "Claim":
         world.claim_id = reply.claim_id
+    elif method == "AcquirePermit":
+        world.permit = reply.permit
 
 
 def _comparable(reply: Any) -> bytes:

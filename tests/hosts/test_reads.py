@@ -106,8 +106,10 @@ def test_a_reader_on_another_host_slower_than_its_lease_gets_no_other_bytes(clus
     user.call(clear, cleared)
     assert cluster.used(NODE).sealed == sealed  # for as long as the reader's lease lasts
     wait_until(lambda: cluster.used(NODE).sealed == sealed // 2, timeout=LEASE + 1, what="its pin ends")
-    while free_bytes(cluster) >= ROW_BYTES:  # nothing is left that the reader could look at without meeting others
-        assert user.call(fill_up)
+    # Nothing is left that the reader could look at without meeting others. What was freed comes back with a delay.
+    wait_until(
+        lambda: user.call(fill_up) == 0 and free_bytes(cluster) < ROW_BYTES, timeout=20, what="others fill the arena"
+    )
     reader.resume()
     reader.wait_for("done", timeout=20)
     assert reader.stdout.splitlines() == ["raised SampleNotFound", "got [2, 2, 2, 2]", "done"]

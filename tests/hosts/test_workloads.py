@@ -140,7 +140,7 @@ def test_every_kind_of_value_arrives_on_another_host(cluster: HostCluster, pair:
     check_paths(cluster, pair)
 
 
-@pytest.mark.parametrize("name", sorted(workloads.WORKLOADS))
+@pytest.mark.parametrize("name", sorted(ROWS))
 def test_workloads_arrive_on_another_host(cluster: HostCluster, pair: Pair, name: str, seed: int) -> None:
     ids = pair.producer.call(put_built, name, seed)
     assert len(ids) == ROWS[name]

@@ -10,10 +10,10 @@ import numpy as np
 
 from tqclient import limits
 from tqclient.schema import Form
-from tqclient.wire.packing import I64, U8, pack_array, pack_blobs, pack_strings
+from tqclient.wire.packing import I64, U8, U32, pack_array, pack_blobs, pack_strings
 from tqclient.wire.v1 import common_pb2, journal_pb2
 from tqclient.wire.v1 import controller_pb2 as pb
-from tqserver.controller.core import Core, Freed, Outcome, Sealed
+from tqserver.controller.core import Core, Demand, Freed, Outcome, Sealed
 
 NODE, ARENA = "node-0", 0xA12E4A
 BLOCK_BYTES = 512
@@ -88,7 +88,8 @@ class Driver:
         )
 
     def partition(self, session: int, name: str = "p", *, consumers: Sequence[str] = ("x",), **policy: Any) -> int:
-        request = pb.CreatePartitionRequest(name=name, consumers=consumers, policy=pb.Policy(**policy))
+        full = pb.Policy(**{"keep": False, **policy})  # said by every client that knows of retirement
+        request = pb.CreatePartitionRequest(name=name, consumers=consumers, policy=full)
         return int(self.ok("create_partition", request, session=session).partition.partition_id)
 
     def commit(
@@ -106,6 +107,7 @@ class Driver:
         skip: Sequence[int] = (),
         blocks: Sequence[int] = (),
         form: bytes = FORM,
+        lengths: dict[str, Sequence[int]] | None = None,
     ) -> pb.CommitRequest:
         """Builds a commit whose extents follow the last one's; `blocks` are the rows of each."""
         request = pb.CommitRequest(partition_id=partition, rows=rows, upsert=upsert)
@@ -126,6 +128,8 @@ class Driver:
             request.version_min = request.version_max = pack_array(list(versions), I64)
         if tags is not None:
             request.tags.CopyFrom(pack_blobs([msgpack.packb(tag) if tag else b"" for tag in tags]))
+        for field, values in (lengths or {}).items():
+            request.lengths.add(field=field, lengths=pack_array(list(values), U32))
         if len(skip):
             request.skip = pack_array(list(skip), U8)
         return request
@@ -134,9 +138,29 @@ class Driver:
         """Commits and returns the ids."""
         return unpack(self.ok("commit", self.commit(partition, rows, fields, **options), session=session).ids)
 
-    def claim(self, session: int, partition: int, batch: int, fields: Sequence[str] = (), consumer: str = "x") -> Any:
-        request = pb.ClaimRequest(partition_id=partition, consumer=consumer, fields=fields, batch_size=batch)
-        return self.ok("claim", request, session=session)
+    def claim(self, session: int, partition: int, batch: int, fields: Sequence[str] = (), **options: Any) -> Any:
+        """Claims, with `sampler` as (name, params) and what else `claim_request` takes."""
+        client = options.pop("client", 1)
+        return self.ok(
+            "claim", claim_request(partition, batch, fields=fields, **options), session=session, client=client
+        )
+
+    def demand(self, request: Any, session: int = 1) -> Demand:
+        """Returns what a put or permit of a session needs now."""
+        request.mutation.session = session
+        return self.core.demand(request)
+
+    def describe(self, partition: int) -> pb.Partition:
+        """Describes a partition; a count below zero has no place in a description."""
+        try:
+            return self.core.describe_partition(partition)
+        except ValueError as negative:
+            raise AssertionError(f"counts_always_add_up: {negative}") from negative
+
+    def live_versions(self, partition: int) -> list[int]:
+        """Returns the weight version of each live sample, from the core's own table."""
+        samples = self.core._state.partition(partition).samples
+        return list(samples.version_max[samples.slots()].tolist())
 
     def settle(self, session: int, claim: int, *, ack: bool = True) -> None:
         verdict = pb.VERDICT_ACK if ack else pb.VERDICT_RELEASE
@@ -147,6 +171,25 @@ class Driver:
         described = self.core.describe_partition(partition)
         found = next(c for c in described.consumers if c.name == consumer)
         return found.pending, found.ready, found.leased, found.consumed, found.dropped
+
+
+def claim_request(
+    partition: int,
+    batch: int,
+    *,
+    consumer: str = "x",
+    sampler: str = "",
+    params: dict[str, Any] | None = None,
+    where: dict[str, Any] | None = None,
+    **options: Any,
+) -> pb.ClaimRequest:
+    """Builds a ClaimRequest; `options` are further fields of it."""
+    request = pb.ClaimRequest(partition_id=partition, consumer=consumer, batch_size=batch, **options)
+    if sampler:
+        request.sampler.name, request.sampler.params = sampler, msgpack.packb(params or {})
+    if where is not None:
+        request.where = msgpack.packb(where)
+    return request
 
 
 def unpack(ids: bytes) -> list[int]:

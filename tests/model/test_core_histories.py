@@ -7,11 +7,11 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from tests.model.driver import BLOCK_BYTES, LEASE, Driver, ids, unpack
+from tests.model.histories import Machine, promise, run_many, run_seeds
 from tests.model.reference import Reference, Sample
 from tqclient.errors import TQError
 from tqclient.wire.packing import pack_blobs, pack_strings
@@ -32,7 +32,7 @@ def durable(core: Core) -> Any:
     return tree
 
 
-class Histories(RuleBasedStateMachine):
+class Histories(Machine):
     """Two partitions, a few sessions, three consumers, three fields."""
 
     @initialize()
@@ -362,9 +362,13 @@ class Histories(RuleBasedStateMachine):
     # What holds after every step.
 
     @invariant()
-    def counts_add_up(self) -> None:
+    @promise
+    def counts_always_add_up(self) -> None:
         for part in self.model.parts.values():
-            described = self.driver.core.describe_partition(part.ident)
+            described = self.driver.describe(part.ident)
+            for counts in described.consumers:
+                five = counts.pending + counts.ready + counts.leased + counts.consumed + counts.dropped
+                assert five == described.samples, counts
             assert described.samples == len(part.samples)
             assert {c.name for c in described.consumers} == set(part.consumers)
             for counts in described.consumers:
@@ -387,19 +391,13 @@ class Histories(RuleBasedStateMachine):
             self.driver.believe(self.driver.core.collect(self.driver.now))
             assert {self.offsets[extent[0]] for extent in self.driver.sealed} == must
 
-    @invariant()
-    def indexes_agree(self) -> None:
-        self.driver.core.check_invariants()
 
-    def teardown(self) -> None:
-        """Replaying the journal gives the same state, byte for byte."""
-        if not hasattr(self, "driver"):
-            return
-        replayed = Core(session_lease=LEASE)
-        for command, sequence in self.driver.log:
-            replayed.apply(command, 0.0, sequence)
-        assert replayed.snapshot() == self.driver.core.snapshot()
+@pytest.mark.timeout(600)  # of processor time it takes a fraction; a busy machine may not give it
+def test_random_histories() -> None:
+    run_many(Histories, 100)
 
 
-TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=100, stateful_step_count=60)
+@pytest.mark.chaos
+@pytest.mark.timeout(3600)
+def test_a_long_range_of_seeds(seed: int, rounds: int | None) -> None:
+    run_seeds(Histories, seed, rounds)

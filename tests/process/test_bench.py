@@ -27,6 +27,23 @@ def test_a_short_run_writes_its_figures(no_leaks: None, tmp_path: Path, command:
     assert all(value > 0 for value in _medians(report[key]))
 
 
+def test_scale_writes_its_figures_and_a_plot(no_leaks: None, tmp_path: Path) -> None:
+    """That groups are whole, and delivered once, is checked inside the run."""
+    program = [sys.executable, "-m", "benchmarks.main", "scale", "--json", str(tmp_path / "report.json")]
+    program += ["--sizes", "1000", "2000", "--repeats", "5", "--waiting", "20", "--groups", "200", "--arena", "64MiB"]
+    subprocess.run([*program, "--plot", str(tmp_path / "cost.png")], check=True, stdout=subprocess.DEVNULL)
+    scale = json.loads((tmp_path / "report.json").read_text())["scale"]
+    assert {(cost["sampler"], cost["rows"]) for cost in scale["claims"]} == {
+        (sampler, rows) for sampler in scale["growth"] for rows in (1000, 2000)
+    }
+    assert len(scale["growth"]) == 6
+    assert all(growth > 0 for growth in scale["growth"].values())
+    assert (scale["groups"]["groups"], scale["wake"]["waiting"]) == (200, 20)
+    assert [watching["rows"] for watching in scale["watching"]] == [1000, 2000]
+    assert all(watching["listing_ms"] > 0 for watching in scale["watching"])
+    assert (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
+
+
 def _medians(report: object) -> list[float]:
     if isinstance(report, dict):
         found = [report["median_ms"]] if "median_ms" in report else []
@@ -34,6 +51,10 @@ def _medians(report: object) -> list[float]:
     return [value for part in report for value in _medians(part)] if isinstance(report, list) else []
 
 
-def test_an_unknown_workload_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="no workload nonesuch; there are multimodal, small, regular, jagged"):
         main.main(["run", "nonesuch"])
+    with pytest.raises(
+        SystemExit, match="no sampler nonesuch; there are fifo, lifo, random, prioritized, group, seqlen b"
+    ):
+        main.main(["scale", "nonesuch"])

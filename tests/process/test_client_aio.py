@@ -135,7 +135,7 @@ def test_errors_are_the_same(run: Callable[[Any], None]) -> None:
             await part.put({"x": torch.ones(2)})
         with pytest.raises(tq.ClaimTimeout):
             await part.consumer("actor").claim(5, timeout=0)
-        with pytest.raises(tq.InvalidArgument, match="not supported yet"):
+        with pytest.raises(tq.InvalidArgument, match="token_field"):
             await part.consumer("actor").claim(5, max_tokens=1)
         await client.close()
         await client.close()

@@ -108,6 +108,10 @@ def show_report(info: PartitionInfo, metadata: Mapping[str, Any]) -> Report:
     parts: list[Any] = [
         Text(head),
         Text(", ".join(f"{name}={value}" for name, value in policy.items())),
+        Text(
+            f"{info.inserted:,} samples put so far, {info.delivered:,} delivered; "
+            f"{info.accepted:,} accepted and {info.running:,} running"
+        ),
         "",
         table(["field", "#written", "form"], [(name, each.written, each.form) for name, each in info.fields.items()]),
         "",
@@ -173,6 +177,10 @@ def _as_data(info: PartitionInfo) -> dict[str, Any]:
         "version": info.version,
         "samples": info.samples,
         "bytes": info.bytes,
+        "inserted": info.inserted,
+        "delivered": info.delivered,
+        "accepted": info.accepted,
+        "running": info.running,
         "policy": dataclasses.asdict(info.policy),
         "fields": fields,
         "consumers": {name: dict(counts) for name, counts in info.counts.items()},

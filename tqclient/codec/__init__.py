@@ -11,10 +11,11 @@ array in any memory order as a C-contiguous one. All else comes back as it was, 
 """
 
 from tqclient.codec.buffers import allocate
+from tqclient.codec.clips import Clip
 from tqclient.codec.header import ALIGN, FORMAT
 from tqclient.codec.kinds.base import Column
 from tqclient.codec.layout import Layout
-from tqclient.codec.normalise import Records, normalise
+from tqclient.codec.normalise import Records, Shared, normalise
 from tqclient.codec.plan import Plan, measure
 from tqclient.codec.reading import Part, read_column
 from tqclient.codec.skeleton import NESTING_MAX
@@ -24,11 +25,13 @@ __all__ = [
     "ALIGN",
     "FORMAT",
     "NESTING_MAX",
+    "Clip",
     "Column",
     "Layout",
     "Part",
     "Plan",
     "Records",
+    "Shared",
     "allocate",
     "dumps",
     "loads",

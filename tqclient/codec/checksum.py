@@ -1,7 +1,8 @@
 """Checksums over fixed units of a stream, computed and compared while the bytes are warm in the cache.
 
 A unit is a power of two near the mean row, so that a scattered row is verified by reading less than two units more than
-itself, and a large stream costs one hash call per 32 KiB or more. See docs/decisions/0001-block-format.md.
+itself, and a large stream costs one hash call per 32 KiB or more. See docs/decisions/0001-block-format.md and
+0008-shared-values.md.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from tqclient.limits import KIB
 
 UNIT_MIN: Final = 4 * KIB
 UNIT_USUAL: Final = 32 * KIB
-"""From here on, a unit is at most a 64th of the mean row: a range of a row over-reads little."""
+UNIT_LARGE_ROW: Final = 16 * KIB
+LARGE_ROW_BYTES: Final = 512 * KIB
+"""From here on a range of a row is likely to be read alone, and over-reads a unit on average: a unit is a 64th of the
+mean row, but at least `UNIT_LARGE_ROW`."""
 UNIT_MAX: Final = 128 * KIB
 PIECE_BYTES: Final = 512 * KIB
 """Copied, then hashed: small enough to be in the cache still, large enough that the interpreter does not show."""
@@ -30,7 +34,7 @@ def unit_bytes(length: int, rows: int) -> int:
     mean = length // rows if rows else 0
     if mean <= UNIT_MIN:
         return UNIT_MIN
-    largest = min(max(UNIT_USUAL, mean // 64), UNIT_MAX)
+    largest = UNIT_USUAL if mean < LARGE_ROW_BYTES else min(max(UNIT_LARGE_ROW, mean // 64), UNIT_MAX)
     return 1 << (min(mean, largest).bit_length() - 1)
 
 

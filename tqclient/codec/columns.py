@@ -18,8 +18,9 @@ from tqclient.codec.kinds import record, text
 from tqclient.codec.kinds.base import Encoder
 from tqclient.codec.kinds.dense import DenseEncoder
 from tqclient.codec.kinds.ragged import RaggedEncoder
+from tqclient.codec.kinds.shared import SharedEncoder
 from tqclient.codec.kinds.struct import StructEncoder
-from tqclient.codec.normalise import Records, check_name
+from tqclient.codec.normalise import Records, Shared, check_name
 from tqclient.codec.refusal import Refused, RowPath, check_array, check_tensor, step
 from tqclient.codec.skeleton import NESTING_MAX
 from tqclient.errors import InvalidArgument, UnsupportedValue
@@ -34,7 +35,7 @@ def encode_column(path: str, column: Any, depth: int, *, allow_pickle: bool) -> 
 
     Args:
         path: of the column, for errors.
-        column: a tensor, an array, a list with one value per row, `Records`, or a mapping of columns.
+        column: a tensor, an array, a list with one value per row, `Records`, `Shared`, or a mapping of columns.
         depth: structs around it.
         allow_pickle: accept arbitrary classes in list columns.
 
@@ -44,6 +45,8 @@ def encode_column(path: str, column: Any, depth: int, *, allow_pickle: bool) -> 
     """
     if isinstance(column, Records):
         return record.encode(column.values, RowPath(path), depth, allow_pickle=allow_pickle)
+    if isinstance(column, Shared):
+        return _encode_shared(path, column, depth, allow_pickle)
     if isinstance(column, torch.Tensor):
         return _encode_tensor(path, column)
     if isinstance(column, np.ndarray):
@@ -117,6 +120,19 @@ def _encode_columns(path: str, columns: Mapping[Any, Any], depth: int, allow_pic
         encoders[key] = encode_column(path + step(key), column, depth + 1, allow_pickle=allow_pickle)
     check_row_counts({path + step(key): encoder.rows for key, encoder in encoders.items()})
     return StructEncoder(encoders, next(iter(encoders.values())).rows)
+
+
+def _encode_shared(path: str, column: Shared, depth: int, allow_pickle: bool) -> Encoder:
+    if depth >= NESTING_MAX:
+        raise UnsupportedValue(f"{path}: containers nest deeper than {NESTING_MAX}; flatten the value")
+    values = encode_column(path, column.values, depth + 1, allow_pickle=allow_pickle)
+    beyond = np.flatnonzero(column.index >= values.rows)
+    if beyond.size:
+        row = int(beyond[0])
+        raise InvalidArgument(
+            f"field {path!r}: index[{row}]={column.index[row]}, but there are {values.rows} values to share", rows=[row]
+        )
+    return SharedEncoder(values, column.index)
 
 
 def check_row_counts(counts: Mapping[str, int]) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tqclient import limits
 from tqclient.codec import dtypes
 from tqclient.codec.checksum import UNIT_MAX, UNIT_MIN, unit_count
-from tqclient.codec.header import ALIGN, CRITICAL_KNOWN, FORMAT, HEADER_BYTES, aligned, check_version
+from tqclient.codec.header import ALIGN, CRITICAL_SHARED, FORMAT, HEADER_BYTES, aligned, check_version
 from tqclient.errors import CorruptBlock
 from tqclient.schema import DEPTH_MAX, Form
 
@@ -34,7 +34,7 @@ COLUMNS_MAX: Final = 1 << 16
 """Columns of one block, structs' children included."""
 DIMENSIONS_MAX: Final = 64
 
-DENSE, RAGGED, STRUCT, TEXT, BYTES, RECORD = range(1, 7)
+DENSE, RAGGED, STRUCT, TEXT, BYTES, RECORD, SHARED = range(1, 8)
 _FORM_KIND: Final = {DENSE: "dense", RAGGED: "ragged", STRUCT: "struct", TEXT: "list", BYTES: "list", RECORD: "list"}
 _CONTAINERS: Final = ("", "torch", "numpy", "nested")
 FLAG_PICKLE: Final = 1
@@ -99,7 +99,16 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One column, or a struct of columns."""
+    """One column, a struct of columns, or a column whose rows share values.
+
+    Attributes:
+        name: of the field, or of the struct's key; empty for the values that rows share.
+        kind: one of the numbers above.
+        form: what reading gives; of a shared column, that of its values.
+        flags: `FLAG_PICKLE`.
+        streams: its own.
+        children: of a struct: its columns. Of a shared column: its values, as many rows as there are of them.
+    """
 
     name: str
     kind: int
@@ -108,13 +117,22 @@ class Node:
     streams: tuple[Stream, ...]
     children: tuple[Node, ...]
 
+    @property
+    def inner(self) -> Node:
+        """The values of a shared column; any other column itself."""
+        return self.children[0].inner if self.kind == SHARED else self
+
+    def picks(self, rows: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Of a shared column: which of its values each row has, int64 [rows]."""
+        return self.streams[0].row_counts(rows)
+
     def leaves(self) -> list[Node]:
         """The columns that have streams."""
         return [self] if not self.children else [leaf for child in self.children for leaf in child.leaves()]
 
 
 class NodePlan(NamedTuple):
-    """What is written of a node; `extents` and `checksums` are filled in once they are known."""
+    """What is written of a node, but for where its streams lie and their checksums."""
 
     name: str
     kind: int
@@ -122,6 +140,12 @@ class NodePlan(NamedTuple):
     flags: int
     streams: Sequence[StreamSize]
     children: Sequence[NodePlan]
+
+
+def critical_flags(nodes: Sequence[NodePlan]) -> int:
+    """What a reader must understand to read these columns."""
+    shared = any(node.kind == SHARED or critical_flags(node.children) for node in nodes)
+    return CRITICAL_SHARED if shared else 0
 
 
 def count_width(counts: NDArray[np.int64]) -> int:
@@ -160,7 +184,7 @@ def build(
         checksums: of each stream, likewise.
     """
     streams = iter(zip(offsets, checksums, strict=True))
-    parts = [_PREFIX.pack(_MAGIC, FORMAT, CRITICAL_KNOWN, len(nodes), rows, size_bytes)]
+    parts = [_PREFIX.pack(_MAGIC, FORMAT, critical_flags(nodes), len(nodes), rows, size_bytes)]
 
     def add(node: NodePlan) -> None:
         name, dtype, shape = node.name.encode(), node.form.dtype.encode(), node.form.shape
@@ -192,6 +216,7 @@ class _Cursor:
         self.position = 0
         self.payload_end = payload
         self.columns = 0
+        self.critical = 0
 
     def take(self, size: int) -> memoryview:
         if size > len(self.body) - self.position:
@@ -226,10 +251,10 @@ def parse(directory: bytes) -> tuple[int, int, tuple[Node, ...]]:
     if _CHECKSUM.unpack_from(directory, len(body))[0] != xxhash.xxh3_64_intdigest(body):
         raise CorruptBlock("the block's directory fails its checksum")
     cursor = _Cursor(body, aligned(HEADER_BYTES + len(directory)))
-    magic, version, critical, fields, rows, size_bytes = cursor.unpack(_PREFIX)
+    magic, version, cursor.critical, fields, rows, size_bytes = cursor.unpack(_PREFIX)
     if magic != _MAGIC:
         raise CorruptBlock(f"not a directory: it begins with {magic!r}")
-    check_version("directory", version, critical)
+    check_version("directory", version, cursor.critical)
     if rows > limits.ROWS_PER_PUT_MAX or size_bytes > limits.BLOCK_BYTES_MAX or fields > limits.FIELDS_MAX:
         raise CorruptBlock(f"{rows} rows, {fields} fields or {size_bytes} bytes are more than any block may have")
     if size_bytes < cursor.payload_end:
@@ -249,19 +274,36 @@ def _parse_node(cursor: _Cursor, rows: int, size_bytes: int, depth: int) -> Node
     cursor.columns += 1
     if depth == 0 or cursor.columns > COLUMNS_MAX:
         raise CorruptBlock(f"columns nest deeper than {DEPTH_MAX} or are more than {COLUMNS_MAX}")
-    if kind not in _FORM_KIND or container >= len(_CONTAINERS) or dimensions > DIMENSIONS_MAX:
+    if not DENSE <= kind <= SHARED or container >= len(_CONTAINERS) or dimensions > DIMENSIONS_MAX:
         raise CorruptBlock(f"column kind {kind}, container {container} or {dimensions} dimensions do not exist")
-    if (children > 0) != (kind == STRUCT):
+    if kind == SHARED and not cursor.critical & CRITICAL_SHARED:
+        raise CorruptBlock("a column of shared values in a block that says it has none")
+    if (children != 1) if kind == SHARED else (children > 0) != (kind == STRUCT):
         raise CorruptBlock(f"a column of kind {kind} has {children} children")
     name, dtype = cursor.text(name_bytes), cursor.text(dtype_bytes)
     shape = tuple(np.frombuffer(cursor.take(8 * dimensions), "<i8").tolist())
     item_bytes = _item_bytes(kind, _CONTAINERS[container], dtype, shape, streams)
     parsed = tuple(_parse_stream(cursor, rows, size_bytes, size, path=name) for size in item_bytes)
-    nodes = tuple(_parse_node(cursor, rows, size_bytes, depth - 1) for _ in range(children))
+    child_rows = _shared_values(shape, rows, parsed[0], name) if kind == SHARED else rows
+    nodes = tuple(_parse_node(cursor, child_rows, size_bytes, depth - 1) for _ in range(children))
+    if kind == SHARED:
+        return Node(name, kind, nodes[0].form, flags, parsed, nodes)
     if len({node.name for node in nodes}) != len(nodes):
         raise CorruptBlock(f"two children of column {name!r} have one name")
     form = Form(_FORM_KIND[kind], _CONTAINERS[container], dtype, shape, tuple((node.name, node.form) for node in nodes))  # type: ignore[arg-type]
     return Node(name, kind, form, flags, parsed, nodes)
+
+
+def _shared_values(shape: tuple[int, ...], rows: int, picks: Stream, path: str) -> int:
+    """How many values the rows of a shared column share."""
+    counts = picks.counts
+    if len(shape) != 1 or not 0 <= shape[0] <= rows:
+        raise CorruptBlock(f"column {path!r}: {rows} rows cannot share values of shape {shape}")
+    if counts is not None and int(counts.max(initial=0)) >= max(shape[0], 1):
+        raise CorruptBlock(f"column {path!r}: a row has value {int(counts.max())} of {shape[0]}")
+    if rows and not shape[0]:
+        raise CorruptBlock(f"column {path!r}: {rows} rows share no value")
+    return shape[0]
 
 
 def _item_bytes(kind: int, container: str, dtype: str, shape: tuple[int, ...], streams: int) -> list[tuple[int, bool]]:
@@ -285,9 +327,15 @@ def _item_bytes(kind: int, container: str, dtype: str, shape: tuple[int, ...], s
             item *= math.prod(shape)
             expected = [(item, kind == RAGGED)]
     else:
-        if container or dtype or shape:
+        if container or dtype or (shape and kind != SHARED):
             raise CorruptBlock(f"column kind {kind} has no container, dtype or shape")
-        expected = {STRUCT: [], TEXT: [(1, True)], BYTES: [(1, True)], RECORD: [(1, True), (1, True)]}[kind]
+        expected = {
+            STRUCT: [],
+            TEXT: [(1, True)],
+            BYTES: [(1, True)],
+            RECORD: [(1, True), (1, True)],
+            SHARED: [(0, True)],  # no bytes of its own: its counts say which value each row has
+        }[kind]
     if len(expected) != streams:
         raise CorruptBlock(f"a column of kind {kind} has {streams} streams instead of {len(expected)}")
     return expected

@@ -21,7 +21,9 @@ ALIGN: Final = 64
 """Bytes; every stream, and every tensor leaf of a record, begins on a multiple of it."""
 HEADER_BYTES: Final = 64
 FORMAT: Final = 1
-CRITICAL_KNOWN: Final = 0
+CRITICAL_SHARED: Final = 1
+"""Bit of `critical`: some column stores values that rows share. See docs/decisions/0008-shared-values.md."""
+CRITICAL_KNOWN: Final = CRITICAL_SHARED
 """Bits of `critical` that this reader understands; an unknown one means that the block cannot be read correctly."""
 
 _MAGIC: Final = b"\x89TQB\r\n\x1a\n"  # a text-mode transfer or a cut high bit breaks it visibly
@@ -35,6 +37,7 @@ class Header:
 
     size_bytes: int
     directory_bytes: int
+    critical: int = 0
 
     @property
     def directory(self) -> slice:
@@ -43,8 +46,19 @@ class Header:
 
     def to_bytes(self) -> bytes:
         """The 64 bytes."""
-        body = _FIELDS.pack(_MAGIC, FORMAT, CRITICAL_KNOWN, self.size_bytes, HEADER_BYTES, self.directory_bytes, 0, 0)
+        body = _FIELDS.pack(_MAGIC, FORMAT, self.critical, self.size_bytes, HEADER_BYTES, self.directory_bytes, 0, 0)
         return body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))
+
+    @classmethod
+    def size_of(cls, data: NDArray[np.uint8]) -> int:
+        """Returns how long the block is that `data` begins with.
+
+        Raises:
+            CorruptBlock: it begins with no block.
+            UnsupportedVersion: with one of a newer format.
+        """
+        size, _, _, _ = cls._fields(data)
+        return size
 
     @classmethod
     def parse(cls, block: NDArray[np.uint8]) -> Header:
@@ -54,6 +68,15 @@ class Header:
             CorruptBlock: it is cut, damaged, or no block.
             UnsupportedVersion: a newer format, or a feature that this reader lacks.
         """
+        size, offset, length, critical = cls._fields(block)
+        if size != block.size or size > limits.BLOCK_BYTES_MAX:
+            raise CorruptBlock(f"the block says that it has {size} bytes, but {block.size} are here")
+        if offset != HEADER_BYTES or length > size - HEADER_BYTES:
+            raise CorruptBlock(f"the directory [{offset}, +{length}] does not fit a block of {size} bytes")
+        return cls(size, length, critical)
+
+    @staticmethod
+    def _fields(block: NDArray[np.uint8]) -> tuple[int, int, int, int]:
         if block.size < HEADER_BYTES:
             raise CorruptBlock(f"a block of {block.size} bytes is shorter than its header of {HEADER_BYTES}")
         data = block[:HEADER_BYTES].tobytes()
@@ -63,11 +86,7 @@ class Header:
         if _CHECKSUM.unpack_from(data, _FIELDS.size)[0] != xxhash.xxh3_64_intdigest(data[: _FIELDS.size]):
             raise CorruptBlock("the block's header fails its checksum")
         check_version("block", version, critical)
-        if size != block.size or size > limits.BLOCK_BYTES_MAX:
-            raise CorruptBlock(f"the block says that it has {size} bytes, but {block.size} are here")
-        if offset != HEADER_BYTES or length > size - HEADER_BYTES:
-            raise CorruptBlock(f"the directory [{offset}, +{length}] does not fit a block of {size} bytes")
-        return cls(size, length)
+        return size, offset, length, critical
 
 
 def check_version(what: str, version: int, critical: int) -> None:

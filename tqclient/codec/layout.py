@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.codec import directory as _directory
+from tqclient.codec.clips import Clip, row_lengths, spans
 from tqclient.codec.header import ALIGN, Header
 from tqclient.errors import CorruptBlock, InvalidArgument
 from tqclient.schema import Form
@@ -75,7 +76,7 @@ class Layout:
             node = max(fitting, key=lambda node: len(node.name))
             if rest == node.name:
                 return node
-            candidates, rest = node.children, rest[len(node.name) + 1 :]
+            candidates, rest = node.inner.children, rest[len(node.name) + 1 :]
         raise InvalidArgument(f"the block has no field {field!r}; it has {', '.join(map(repr, self._nodes))}")
 
     def form(self, field: str) -> Form:
@@ -93,16 +94,19 @@ class Layout:
             InvalidArgument: the column is not ragged.
         """
         node = self.node(field)
-        if node.kind != _directory.RAGGED or len(node.streams) != 1:
-            raise InvalidArgument(f"field {field!r} is {node.form}: its rows have no length")
-        return node.streams[0].row_counts()
+        if node.form.kind != "ragged":
+            raise InvalidArgument(f"field {field!r} is {node.form}: its rows have no length of their own")
+        return row_lengths(node, np.arange(self.rows), field)
 
-    def ranges(self, field: str, rows: NDArray[np.int64] | None = None) -> NDArray[np.uint64]:
+    def ranges(
+        self, field: str, rows: NDArray[np.int64] | None = None, clips: Sequence[Clip] = ()
+    ) -> NDArray[np.uint64]:
         """The bytes of the block that must be at hand to read, and verify, rows of a field.
 
         Args:
             field: a field, or a child of a struct.
             rows: int64; any order, repeats allowed. None: all.
+            clips: columns of which less than whole rows are wanted; only with rows.
 
         Returns:
             uint64 [n, 2]: (offset, length), ascending and disjoint.
@@ -112,20 +116,28 @@ class Layout:
         """
         if rows is not None:
             check_rows(rows, self.rows)
-        starts, stops = [], []
-        for leaf in self.node(field).leaves():
-            for stream in leaf.streams:
-                if rows is None:
-                    first, last = np.zeros(1, np.int64), np.full(1, stream.length, np.int64)
-                else:
-                    first, last = stream.extents(rows)
-                kept = first < last
-                starts.append(first[kept] // stream.unit * stream.unit + stream.offset)
-                ends = np.minimum(-(-last[kept] // stream.unit) * stream.unit, stream.length)
-                stops.append(ends + stream.offset)
-        if not starts:
+        runs = list(_unit_runs(self.node(field), rows, clips))
+        if not runs:
             return np.zeros((0, 2), np.uint64)
-        return _merge(np.concatenate(starts), np.concatenate(stops))
+        return _merge(*map(np.concatenate, zip(*runs, strict=True)))
+
+
+def _unit_runs(
+    node: _directory.Node, rows: NDArray[np.int64] | None, clips: Sequence[Clip]
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """For each stream the whole units that rows lie in: (starts, stops) within the block."""
+    for index, stream in enumerate(node.streams):
+        if rows is None:
+            first, last = np.zeros(1, np.int64), np.full(1, stream.length, np.int64)
+        else:
+            first, last = spans(node, index, rows, clips)
+        kept = first < last
+        ends = np.minimum(-(-last[kept] // stream.unit) * stream.unit, stream.length)
+        yield first[kept] // stream.unit * stream.unit + stream.offset, ends + stream.offset
+    for child in node.children:
+        # What rows share is asked for once for each of them, and merged: clips are by row.
+        picked = node.picks(rows) if node.kind == _directory.SHARED and rows is not None else rows
+        yield from _unit_runs(child, picked, clips)
 
 
 def _merge(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.uint64]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tqclient import limits
 from tqclient.errors import InvalidArgument
@@ -36,6 +37,49 @@ class Records:
 
     def __repr__(self) -> str:
         return f"Records({len(self.values)} rows)"
+
+
+class Shared:
+    """A column whose rows have values in common: each value is stored, and fetched, once.
+
+        part.put({"images": tq.Shared(images, index=[0] * 16 + [1] * 16), "response": responses})
+
+    Everybody reads it like the column that `[values[i] for i in index]` would have made, and puts of either kind may
+    alternate. In a batch, `batch[field]` gives each row memory of its own; `batch.list(field)` copies nothing: rows
+    that share a value share its memory. Values that no row has are not stored.
+
+    Args:
+        values: a column of any kind: a list with one value per row, a tensor, an array, `Records`, a dict of columns.
+        index: int [rows]: which of the values each row has, from 0 on.
+    """
+
+    __slots__ = ("index", "values")
+
+    def __init__(self, values: Any, index: Any) -> None:
+        """Checks the index; the values are looked at when they are put.
+
+        Raises:
+            InvalidArgument: the index is not one-dimensional, or not of integers from 0 on.
+        """
+        chosen = np.asarray(index.cpu() if isinstance(index, torch.Tensor) else index)
+        if chosen.size == 0 and chosen.dtype.kind == "f" and isinstance(index, (list, tuple)):
+            chosen = chosen.astype(np.int64)
+        if chosen.ndim != 1 or chosen.dtype.kind not in "iu":
+            raise InvalidArgument(f"Shared: index is int [rows], not {chosen.dtype} with shape {chosen.shape}")
+        wrong = np.flatnonzero((chosen < 0) | (chosen >= limits.ROWS_PER_PUT_MAX))
+        if wrong.size:
+            row = int(wrong[0])
+            raise InvalidArgument(f"Shared: index[{row}]={chosen[row]}: values are counted from 0 on", rows=[row])
+        if isinstance(values, Shared):
+            raise InvalidArgument("Shared: values that are shared already; give one index for both")
+        self.values = values
+        self.index: NDArray[np.int64] = chosen.astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __repr__(self) -> str:
+        return f"Shared({len(self.index)} rows)"
 
 
 def normalise(values: Any) -> dict[str, Any]:
@@ -104,6 +148,8 @@ def _differences(known: Any, new: Any) -> tuple[str, str]:
 
 
 def _column(column: Any) -> Any:
+    if isinstance(column, Shared):
+        return Shared(_column(column.values), column.index)
     if _is_non_tensor(column):  # first: a NonTensorStack is a TensorDict as well
         return _non_tensor_rows(column)
     return _tensordict_columns(column) if _is_tensordict(column) else column
@@ -154,4 +200,4 @@ def _tensordict_row(sample: Any) -> dict[str, Any]:
 
 def is_column(value: Any) -> bool:
     """Whether a value can be a column at all."""
-    return isinstance(value, (Records, torch.Tensor, np.ndarray, Mapping, list, tuple))
+    return isinstance(value, (Records, Shared, torch.Tensor, np.ndarray, Mapping, list, tuple))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tqclient import limits
 from tqclient.codec.columns import check_row_counts, encode_column
-from tqclient.codec.directory import NodePlan, build, directory_bytes
+from tqclient.codec.directory import NodePlan, build, critical_flags, directory_bytes
 from tqclient.codec.header import ALIGN, HEADER_BYTES, Header, aligned
 from tqclient.codec.kinds.base import Encoder
 from tqclient.errors import InvalidArgument
@@ -87,6 +87,23 @@ class Plan:
         """The form of each field."""
         return {name: column.form for name, column in self._columns.items()}
 
+    def lengths(self) -> dict[str, NDArray[np.int64]]:
+        """The leading dimensions of the rows of each ragged field, int64 [rows].
+
+        Returns:
+            By path: `tokens`, or `images.pixels` for a child of a struct. A path that two columns share, because a name
+            has a dot in it, is left out.
+        """
+        found: dict[str, NDArray[np.int64]] = {}
+        ambiguous = set()
+        for name, column in self._columns.items():
+            for below, lengths in column.row_lengths():
+                path = name + below
+                if path in found:
+                    ambiguous.add(path)
+                found[path] = lengths
+        return {path: lengths for path, lengths in found.items() if path not in ambiguous}
+
     def split(self, block_bytes_max: int) -> list[Plan]:
         """Cuts the rows, in order, into plans of at most `block_bytes_max` bytes; a larger row stands alone."""
         if self.size_bytes <= block_bytes_max or self.rows <= 1:
@@ -142,8 +159,9 @@ class Plan:
         for column in self._columns.values():
             write(column)
         directory = build(self._nodes, self.rows, self.size_bytes, self._offsets, checksums)
+        header = Header(self.size_bytes, len(directory), critical_flags(self._nodes))
         end = HEADER_BYTES + len(directory)
-        target[:HEADER_BYTES] = np.frombuffer(Header(self.size_bytes, len(directory)).to_bytes(), np.uint8)
+        target[:HEADER_BYTES] = np.frombuffer(header.to_bytes(), np.uint8)
         target[HEADER_BYTES:end] = np.frombuffer(directory, np.uint8)
         target[end : aligned(end)] = 0
         return directory

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient.codec.directory import DENSE, RAGGED, STRUCT
-from tqclient.codec.kinds import dense, ragged, record, struct
+from tqclient.codec.clips import Clip, join_clips
+from tqclient.codec.directory import DENSE, RAGGED, SHARED, STRUCT
+from tqclient.codec.kinds import dense, ragged, record, shared, struct
 from tqclient.codec.kinds.base import Column
 from tqclient.codec.layout import Layout, check_rows
 from tqclient.codec.streams import Allocate, Fetch, Group, Locate, Reading
@@ -25,10 +26,11 @@ class Part:
         layout: of the block.
         rows: int64; any order, repeats allowed.
         fetch: (offset, length) within the block → uint8 [length]. It is asked only for bytes within
-            `layout.ranges(field, rows)`.
+            `layout.ranges(field, rows, clips)`.
         owned_bytes: of the memory that `fetch` gives views of, where that is private to the reader: then a copy is
             made only where a view would keep much more alive than it shows. 0: it is not.
         locate: finds many stretches at once, within the same bytes as `fetch`; None: each is fetched.
+        clips: columns of which less than whole rows are wanted; the same ones, in the same order, in all parts.
     """
 
     layout: Layout
@@ -36,6 +38,7 @@ class Part:
     fetch: Fetch
     owned_bytes: int = 0
     locate: Locate | None = None
+    clips: tuple[Clip, ...] = ()
 
 
 def read_column(
@@ -88,7 +91,8 @@ def _groups(field: str, parts: Sequence[Part]) -> list[Group]:
         check_rows(rows, part.layout.rows)
         sizes = counts[indices]
         at = np.arange(len(rows)) + np.repeat(starts[indices] - (np.cumsum(sizes) - sizes), sizes)
-        groups.append(Group(part.layout.node(field), part.fetch, rows, at, part.owned_bytes, part.locate))
+        clips = join_clips([parts[index].clips for index in indices])
+        groups.append(Group(part.layout.node(field), part.fetch, rows, at, part.owned_bytes, part.locate, clips))
     return groups
 
 
@@ -113,6 +117,10 @@ def _read(groups: Sequence[Group], form: Form, reading: Reading) -> Column:
             raise CorruptBlock(
                 f"field {reading.path!r} is {form}, but a block holds {group.node.form}", rows=group.at[:1].tolist()
             )
+    if any(group.node.kind == SHARED for group in groups):
+        return shared.read(groups, form, reading, _read)
+    if groups[0].clip is not None:
+        form = groups[0].clip.form(form)
     kind = {"dense": DENSE, "ragged": RAGGED, "struct": STRUCT}.get(form.kind)
     if kind == DENSE:
         return dense.read(groups, form, reading)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tqclient.codec import parallel
 from tqclient.codec.checksum import PIECE_BYTES, first_mismatch, first_mismatch_at, unit_count
+from tqclient.codec.clips import Clip, clip_of, spans
 from tqclient.codec.directory import Node, Stream
 from tqclient.errors import CorruptBlock
 from tqclient.limits import KIB
@@ -47,6 +48,7 @@ class Group:
         at: int64 [len(rows)]: the place of each in delivery order.
         owned_bytes: as in `Part`.
         locate: as in `Part`.
+        clips: of the column, or of columns within it.
     """
 
     node: Node
@@ -55,6 +57,12 @@ class Group:
     at: NDArray[np.int64]
     owned_bytes: int
     locate: Locate | None = None
+    clips: tuple[Clip, ...] = ()
+
+    @property
+    def clip(self) -> Clip | None:
+        """What is wanted of each row; None: all of it."""
+        return clip_of(self.node, self.clips)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +107,20 @@ def read_rows(groups: Sequence[Group], index: int, reading: Reading, *, view: bo
     Raises:
         CorruptBlock: a checksum differs; names the field and the row.
     """
-    spans = [group.node.streams[index].extents(group.rows) for group in groups]
+    extents = [spans(group.node, index, group.rows, group.clips) for group in groups]
     lengths = np.zeros(sum(len(group.rows) for group in groups), np.int64)
-    for group, (starts, stops) in zip(groups, spans, strict=True):
+    for group, (starts, stops) in zip(groups, extents, strict=True):
         lengths[group.at] = stops - starts
     bounds = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=bounds[1:])
     keeps_little = int(bounds[-1]) * _KEPT_MAX >= groups[0].owned_bytes > 0
     if (view or keeps_little) and len(groups) == 1:
-        starts, stops = spans[0]
+        starts, stops = extents[0]
         if np.array_equal(starts[1:], stops[:-1]) and bounds[-1]:
             data = _view(groups[0], index, int(starts[0]), int(stops[-1]), reading)
             return Rows(data, bounds, is_view=not groups[0].owned_bytes)
     target = reading.allocate(int(bounds[-1]))
-    for group, (starts, stops) in zip(groups, spans, strict=True):
+    for group, (starts, stops) in zip(groups, extents, strict=True):
         _Copy(group, index, reading, target).run(starts, stops, bounds[group.at])
     return Rows(target, bounds, is_view=False)
 

@@ -60,4 +60,4 @@ def same_rows(column: Column, other: Column) -> NDArray[np.bool_]:
     """
     if column.rows != other.rows:
         raise InvalidArgument(f"columns of {column.rows} and {other.rows} rows cannot be compared")
-    return column.same_rows(other)
+    return column.plain().same_rows(other.plain())

@@ -9,70 +9,25 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from tqclient import limits
-from tqclient.arguments import name_of, names_of, row_ids
+from tqclient.arguments import row_ids
 from tqclient.errors import ClaimTimeout, CorruptBlock, InvalidArgument, LeaseExpired, TQError
 from tqclient.info import PartitionRef
+from tqclient.operations.consumers import ConsumerRef, register_under
 from tqclient.operations.effects import CONTROLLER, UNKNOWN_OUTCOME, Deadline, Operation, call
+from tqclient.operations.ranges import Wanted, check_ranges, wanted_ranges
 from tqclient.operations.read import Delivery, Holdings, fetch
 from tqclient.operations.replicas import ExtentGone
 from tqclient.operations.sessions import in_session, mutate, refresh_nodes
 from tqclient.rows import RowSet
-from tqclient.samplers import Fifo, Sampler, to_wire
 from tqclient.state import ClientState, LostClaim, Session
 from tqclient.wire.packing import I64, pack_array, unpack_array
 from tqclient.wire.v1 import controller_pb2 as pb
 
 SLICE_SECONDS: Final = 20.0
 """The longest wait of one request: the controller keeps every later reply of this client until it has its answer."""
-
+TOKENS_MAX: Final = (1 << 63) - 1
 Verdict = Literal["acked", "released"]
 _WIRE: dict[Verdict, pb.Verdict] = {"acked": pb.VERDICT_ACK, "released": pb.VERDICT_RELEASE}
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerRef:
-    """A consumer as this client addresses it.
-
-    Attributes:
-        partition: that it reads.
-        name: of the consumer.
-        fields: that a sample must have; empty: every field of the partition.
-        sampler: how samples are picked.
-    """
-
-    partition: PartitionRef
-    name: str
-    fields: tuple[str, ...]
-    sampler: Sampler
-
-    @classmethod
-    def from_arguments(
-        cls,
-        partition: PartitionRef,
-        name: str,
-        *,
-        fields: Sequence[str] | None,
-        sampler: Sampler | None,
-        topology: Any,
-        where: Any,
-    ) -> ConsumerRef:
-        """Checks what `Partition.consumer` was given.
-
-        Raises:
-            InvalidArgument: out of bounds, or not supported by this version.
-        """
-        for argument, value in (("topology", topology), ("where", where)):
-            if value is not None:
-                raise InvalidArgument(f"{argument}={value!r} is not supported yet; leave it out")
-        if fields is not None and not isinstance(fields, str) and not list(fields):
-            raise InvalidArgument("fields=[] asks for nothing; None means every field of the partition")
-        sampler = Fifo() if sampler is None else sampler
-        if not isinstance(sampler, Sampler):
-            raise InvalidArgument(f"sampler={sampler!r}: expected a sampler object such as tq.Fifo()")
-        chosen = () if fields is None else tuple(names_of(fields, what="fields"))
-        if len(set(chosen)) != len(chosen):
-            raise InvalidArgument(f"fields={list(chosen)!r} names a field twice")
-        return cls(partition, name_of(name, what="consumer"), chosen, sampler)
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +38,7 @@ class ClaimHandle:
         session: that it was granted to.
         claim_id: never reused.
         where: for messages.
+        step: number of the batch within its DP rank; None without a topology.
         verdict: how it was settled; None while it is held.
         numbers: of the settling requests, so that one which is tried again has one effect.
     """
@@ -90,45 +46,71 @@ class ClaimHandle:
     session: int
     claim_id: int
     where: str
+    step: int | None = None
     verdict: Verdict | None = None
     numbers: dict[Verdict, int] = field(default_factory=dict)
 
 
 def claim(
-    state: ClientState, consumer: ConsumerRef, batch_size: int | None, copy: bool, timeout: float | None
+    state: ClientState,
+    consumer: ConsumerRef,
+    batch_size: int | None,
+    copy: bool,
+    timeout: float | None,
+    *,
+    max_tokens: int | None = None,
+    ranges: Any = None,
 ) -> Operation[tuple[ClaimHandle, Delivery]]:
     """Claims the next batch and reads it. See `Consumer.claim`."""
     deadline = state.deadline(timeout, waits=True)
-    request = pb.ClaimRequest(
-        partition_id=consumer.partition.partition_id,
-        consumer=consumer.name,
-        fields=consumer.fields,
-        batch_size=_checked_batch_size(batch_size),
-        sampler=to_wire(consumer.sampler),
-    )
+    wanted = wanted_ranges(ranges)
+    check_ranges(wanted, consumer.partition, consumer.fields)
+    request = _request(consumer, batch_size, max_tokens)
     while True:
-        session, reply = yield from _granted(state, request, deadline)
+        session, reply = yield from _granted(state, consumer, request, deadline)
         try:
-            return (yield from _read_claimed(state, consumer, session, reply, copy, deadline))
+            return (yield from _read_claimed(state, consumer, session, reply, copy, deadline, wanted))
         except LeaseExpired:
             # The claim ended with its session while it was read; its samples are delivered again, perhaps to us.
             if state.is_live(session) or deadline.wait_ms() == 0:
                 raise
 
 
+def claim_rows(
+    state: ClientState, consumer: ConsumerRef, batch_size: int, timeout: float | None
+) -> Operation[tuple[ClaimHandle, RowSet]]:
+    """Claims the next batch and reads nothing of it: for callers that pass on which samples they were given."""
+    request = _request(consumer, batch_size, None)
+    session, reply = yield from _granted(state, consumer, request, state.deadline(timeout, waits=True))
+    state.lease_seen(reply.lease_ms)
+    consumer.partition.fields_changed(reply.fields)
+    handle = ClaimHandle(session.session, reply.claim_id, consumer.label)
+    try:
+        return handle, RowSet.from_wire(reply.rows, consumer.fields or [each.name for each in reply.fields])
+    except BaseException:
+        abandon(state, handle)
+        raise
+
+
 def _read_claimed(
-    state: ClientState, consumer: ConsumerRef, session: Session, reply: pb.ClaimReply, copy: bool, deadline: Deadline
+    state: ClientState,
+    consumer: ConsumerRef,
+    session: Session,
+    reply: pb.ClaimReply,
+    copy: bool,
+    deadline: Deadline,
+    wanted: Sequence[Wanted],
 ) -> Operation[tuple[ClaimHandle, Delivery]]:
     state.lease_seen(reply.lease_ms)
     consumer.partition.fields_changed(reply.fields)
-    where = f"partition {consumer.partition.name!r}, consumer {consumer.name!r}"
-    handle = ClaimHandle(session.session, reply.claim_id, where)
+    step = None if consumer.topology is None else reply.step
+    handle = ClaimHandle(session.session, reply.claim_id, consumer.label, step)
     holdings = Holdings()
     try:
         # What was granted is worth its lease: a wait that took the whole timeout must not cost the batch.
         reading = Deadline(max(deadline.remaining(), reply.lease_ms / 1000), state.clock)
         rows = RowSet.from_wire(reply.rows, consumer.fields or [each.name for each in reply.fields])
-        columns = yield from _fetch_twice(state, consumer.partition, rows, session, copy, holdings, reading)
+        columns = yield from _fetch_twice(state, consumer.partition, rows, session, copy, holdings, reading, wanted)
     except BaseException:
         holdings.close()
         abandon(state, handle)
@@ -137,21 +119,54 @@ def _read_claimed(
     return handle, Delivery(rows, columns, holdings)
 
 
-def _checked_batch_size(batch_size: int | None) -> int:
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer):
-        raise InvalidArgument(f"batch_size={batch_size!r}: expected a number of samples")
-    if not 1 <= batch_size <= limits.ROWS_PER_CLAIM_MAX:
-        raise InvalidArgument(f"batch_size={batch_size}: expected 1 to {limits.ROWS_PER_CLAIM_MAX}")
-    return int(batch_size)
+def _request(consumer: ConsumerRef, batch_size: int | None, max_tokens: int | None) -> pb.ClaimRequest:
+    """Returns the claim, without mutation and wait.
+
+    Raises:
+        InvalidArgument: it says neither how many rows nor how many tokens, or something out of bounds.
+    """
+    if batch_size is None and max_tokens is None:
+        raise InvalidArgument("claim: give batch_size, max_tokens, or both")
+    request = pb.ClaimRequest(
+        partition_id=consumer.partition.partition_id,
+        consumer=consumer.name,
+        fields=consumer.fields,
+        sampler=consumer.sampler.to_wire(),
+        where=consumer.where,
+    )
+    if batch_size is not None:
+        request.batch_size = _checked("batch_size", batch_size, limits.ROWS_PER_CLAIM_MAX)
+    if max_tokens is not None:
+        if not consumer.token_field:
+            raise InvalidArgument(f"{consumer.label}: max_tokens needs to know of what: give the consumer token_field=")
+        request.max_tokens = _checked("max_tokens", max_tokens, TOKENS_MAX)
+        request.token_field = consumer.token_field
+    if consumer.topology is not None:
+        request.topology.CopyFrom(consumer.topology.to_wire())
+    return request
+
+
+def _checked(what: str, value: object, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise InvalidArgument(f"{what}={value!r}: expected an int")
+    if not 1 <= value <= most:
+        raise InvalidArgument(f"{what}={value}: expected 1 to {most}")
+    return int(value)
 
 
 def _granted(
-    state: ClientState, request: pb.ClaimRequest, deadline: Deadline
+    state: ClientState, consumer: ConsumerRef, request: pb.ClaimRequest, deadline: Deadline
 ) -> Operation[tuple[Session, pb.ClaimReply]]:
     """Waits for the grant, one slice after the other."""
+
+    def attempt(session: Session) -> Operation[tuple[Session, pb.ClaimReply]]:
+        if consumer.topology is not None and consumer.registration.session != session.session:
+            yield from register_under(state, consumer, session, deadline)
+        return (yield from _ask(state, request, session, deadline))
+
     while True:
         try:
-            return (yield from in_session(state, deadline, lambda session: _ask(state, request, session, deadline)))
+            return (yield from in_session(state, deadline, attempt))
         except ClaimTimeout:
             if deadline.wait_ms() == 0:
                 raise
@@ -193,14 +208,15 @@ def _fetch_twice(
     copy: bool,
     holdings: Holdings,
     deadline: Deadline,
+    wanted: Sequence[Wanted],
 ) -> Operation[dict[str, Any]]:
     """A claim pins its blocks, so what fails once may only have been damaged on the way."""
     try:
-        return (yield from fetch(state, ref, rows, session, copy, holdings, deadline))
+        return (yield from fetch(state, ref, rows, session, copy, holdings, deadline, wanted))
     except (CorruptBlock, ExtentGone):
         yield from refresh_nodes(state, deadline)  # it may have been lost with its node, too
     try:
-        return (yield from fetch(state, ref, rows, session, copy, holdings, deadline))
+        return (yield from fetch(state, ref, rows, session, copy, holdings, deadline, wanted))
     except ExtentGone as error:
         raise CorruptBlock(error.message) from None
 
@@ -236,9 +252,14 @@ def settle(state: ClientState, handle: ClaimHandle, verdict: Verdict, timeout: f
         yield from call(CONTROLLER, "Settle", request, deadline, state.rng)
     except UNKNOWN_OUTCOME:
         raise  # the number stays open: the caller may try again
-    except TQError:
+    except TQError as error:
         handle.numbers.pop(verdict, None)
         state.requests.settle(number)
+        if isinstance(error, LeaseExpired) and handle.step is not None:
+            raise LeaseExpired(
+                f"{handle.where}, step {handle.step}: another member of this DP rank released the batch or died, or "
+                f"this claim's lease ran out; it is delivered again, whole, to all members: claim it anew ({error})"
+            ) from None
         raise
     handle.verdict = verdict
     for taken in handle.numbers.values():
@@ -293,6 +314,30 @@ def dead(state: ClientState, consumer: ConsumerRef, timeout: float | None = None
     reply = yield from call(CONTROLLER, "ListDead", request, state.deadline(timeout), state.rng)
     ids: list[int] = unpack_array(reply.ids, I64, what="ids").tolist()
     return ids
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Samples that one consumer is not given any more.
+
+    Attributes:
+        dead: given up after `max_attempts` deliveries; `Consumer.requeue` makes them ready again.
+        stale: ruled out by `max_staleness`, or with a member of their group that is.
+        surplus: members of groups that were granted without them.
+    """
+
+    dead: list[int]
+    stale: list[int]
+    surplus: list[int]
+
+
+def dropped(state: ClientState, consumer: ConsumerRef, timeout: float | None = None) -> Operation[Dropped]:
+    """Lists the ids of the samples that were dropped."""
+    request = pb.ListDeadRequest(partition_id=consumer.partition.partition_id, consumer=consumer.name)
+    reply = yield from call(CONTROLLER, "ListDead", request, state.deadline(timeout), state.rng)
+    return Dropped(
+        *(unpack_array(getattr(reply, name), I64, what=name).tolist() for name in ("ids", "stale", "surplus"))
+    )
 
 
 def requeue(state: ClientState, consumer: ConsumerRef, ids: Any, timeout: float | None = None) -> Operation[None]:

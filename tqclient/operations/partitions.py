@@ -22,9 +22,10 @@ from tqclient.arguments import (
 )
 from tqclient.codec import dumps, loads
 from tqclient.errors import InvalidArgument
-from tqclient.info import PartitionInfo, PartitionRef, Policy
+from tqclient.info import PartitionInfo, PartitionRef
 from tqclient.operations.effects import CONTROLLER, Operation, Work, call
 from tqclient.operations.sessions import close_windows, mutate
+from tqclient.policy import Policy
 from tqclient.state import ClientState
 from tqclient.wire.packing import I64, pack_array, unpack_array
 from tqclient.wire.v1 import controller_pb2 as pb
@@ -158,10 +159,15 @@ def _named(*values: Any) -> Iterable[tuple[str, Any]]:
     return zip(("ids", "keys", "groups", "tags", "prefix"), values, strict=True)
 
 
-def get_metadata(state: ClientState, ref: PartitionRef, timeout: float | None = None) -> Operation[dict[str, Any]]:
-    """Returns the partition-level values, decoded."""
+def get_metadata(
+    state: ClientState, ref: PartitionRef, shard: int | None = None, timeout: float | None = None
+) -> Operation[dict[str, Any]]:
+    """Returns the values of the partition, or of one of its shards, decoded."""
     partition = yield from describe_partition(state, ref, timeout)
-    encoded = dict(partition.metadata)
+    if shard is None:
+        encoded = dict(partition.metadata)
+    else:
+        encoded = dict(partition.shards[shard].metadata) if shard in partition.shards else {}
     values: dict[str, Any] = yield Work(lambda: {name: loads(value) for name, value in encoded.items()})
     return values
 
@@ -171,17 +177,26 @@ def change_metadata(
     ref: PartitionRef,
     values: Mapping[str, Any],
     deleted: Iterable[str] = (),
+    shard: int | None = None,
     timeout: float | None = None,
 ) -> Operation[None]:
-    """Sets and deletes partition-level values, all at once."""
+    """Sets and deletes values of the partition, or of one of its shards, all at once."""
     deadline = state.deadline(timeout)
     chosen = dict(values)
     request = pb.SetMetadataRequest(
         partition_id=ref.partition_id,
         set=(yield Work(lambda: _encode_metadata(chosen))),
         delete=names_of(deleted, what="metadata"),
+        shard=shard,
     )
     yield from mutate(state, deadline, "SetMetadata", request)
+
+
+def shard_of(value: Any) -> int:
+    """Checks the number of a shard; the controller says how many there may be."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < 1 << 32:
+        raise InvalidArgument(f"shard={value!r}: expected an int, 0 or more")
+    return int(value)
 
 
 def _encode_metadata(values: Mapping[str, Any]) -> dict[str, bytes]:

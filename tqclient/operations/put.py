@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -20,11 +20,12 @@ from tqclient.limits import MIB
 from tqclient.operations.compare import equal_rows
 from tqclient.operations.effects import CONTROLLER, UNKNOWN_OUTCOME, Deadline, Operation, Work, call, pause
 from tqclient.operations.nodes import Placed, Target, give_up, patience, reserve
+from tqclient.operations.permits import PermitHandle
 from tqclient.operations.sessions import in_session, refresh_nodes, session_is_live
 from tqclient.schema import Form, join
 from tqclient.state import ClientState, Session
 from tqclient.windows import Fate
-from tqclient.wire.packing import I64, U8, pack_array, unpack_array
+from tqclient.wire.packing import I64, U8, U32, pack_array, unpack_array
 from tqclient.wire.v1 import controller_pb2 as pb
 
 BLOCK_BYTES: Final = 1024 * MIB
@@ -92,17 +93,30 @@ class Prepared:
 
 
 def put(
-    state: ClientState, ref: PartitionRef, values: Any, arguments: RowArguments, timeout: float | None
+    state: ClientState,
+    ref: PartitionRef,
+    values: Any,
+    arguments: RowArguments,
+    timeout: float | None,
+    permit: PermitHandle | None = None,
 ) -> Operation[NDArray[np.int64]]:
     """Puts rows and returns their ids. See `Partition.put`."""
     deadline = state.deadline(timeout, waits=True)
+    if permit is not None:
+        permit.check(ref.partition_id)
+        if arguments.weight_version is None and permit.version is not None:
+            arguments = replace(arguments, weight_version=permit.version)
     prepared: Prepared | None = yield Work(lambda: prepare(ref, values, arguments))
     if prepared is None:
         return np.empty(0, np.int64)
+    if permit is not None and not prepared.request.ids:
+        prepared.request.permit = permit.permit
     number = state.requests.take()
     backoff = state.backoff()
 
     def attempt(session: Session) -> Operation[pb.CommitReply]:
+        if prepared.request.permit and permit is not None and permit.session != session.session:
+            raise _PermitGone
         while True:
             try:
                 return (yield from _put_once(state, ref, prepared, session, number, deadline))
@@ -112,10 +126,19 @@ def put(
 
     try:
         reply = yield from in_session(state, deadline, attempt)
+    except _PermitGone:
+        raise LeaseExpired(
+            f"partition {ref.name!r}: the permit ended with its session (this process was not heard of for a lease); "
+            "put without it, and the samples are admitted as they come"
+        ) from None
     finally:
         state.requests.settle(number)
     ref.fields_changed(reply.fields)
     return unpack_array(reply.ids, I64, what="ids", rows=prepared.plan.rows).astype(np.int64)
+
+
+class _PermitGone(Exception):
+    """The session that the permit belongs to has ended; another one will not bring it back."""
 
 
 class _Displaced(Exception):
@@ -141,6 +164,11 @@ def prepare(ref: PartitionRef, values: Any, arguments: RowArguments) -> Prepared
     request.fields.extend(pb.Field(name=name, form=form.to_bytes()) for name, form in plan.forms.items())
     if plan.rows == 0:
         return None
+    request.lengths.extend(
+        pb.FieldLengths(field=path, lengths=pack_array(lengths, U32))
+        for path, lengths in plan.lengths().items()
+        if lengths.max() <= limits.ROW_LENGTH_MAX
+    )
     return Prepared(plan, Blocks(plan), request)
 
 
@@ -267,6 +295,7 @@ def _writing(
     try:
         with target.transport.write(cut.place(), session=session.session, timeout=timeout) as place:
             yield place
+        state.counters.wrote(target.transport.name, cut.length)
     except TQError as error:
         raise _WriteFailed(target, error) from None
     except _WriteFailed:  # another replica's; this one was not sent

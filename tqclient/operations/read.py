@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from tqclient.arguments import names_of, pack_lookup_keys, row_ids
 from tqclient.codec import Column, Layout, Part, read_column
+from tqclient.codec.clips import join_clips
 from tqclient.errors import CorruptBlock, InvalidArgument, LeaseExpired, SampleNotFound, TQError, Unavailable
 from tqclient.info import PartitionRef
 from tqclient.operations.effects import CONTROLLER, Deadline, Operation, Work, call, pause
+from tqclient.operations.ranges import Clips, Wanted, check_ranges, resolve_clips, wanted_ranges
 from tqclient.operations.replicas import ExtentGone, Path, ReplicaFailed, Replicas
 from tqclient.operations.sessions import in_session, refresh_nodes
 from tqclient.rows import RowSet, Run
@@ -55,17 +57,6 @@ class Delivery:
     holdings: Holdings
 
 
-def check_supported(**arguments: Any) -> None:
-    """Refuses arguments that this version would have to ignore.
-
-    Raises:
-        InvalidArgument: one of them was given.
-    """
-    for name, value in arguments.items():
-        if value is not None:
-            raise InvalidArgument(f"{name}={value!r} is not supported yet; leave it out")
-
-
 def get(
     state: ClientState,
     ref: PartitionRef,
@@ -74,9 +65,11 @@ def get(
     fields: Sequence[str] | None,
     copy: bool,
     timeout: float | None,
+    ranges: Any = None,
 ) -> Operation[Delivery]:
     """Reads samples by id or key. See `Partition.get`."""
     deadline = state.deadline(timeout)
+    wanted = wanted_ranges(ranges)
     if (ids is None) == (keys is None):
         raise InvalidArgument("get: give ids or keys, one of the two")
     request = pb.LocateRequest(partition_id=ref.partition_id)
@@ -90,9 +83,10 @@ def get(
         request.fields.extend(names_of(fields, what="fields"))
         if not fields:
             raise InvalidArgument("get: fields=[] asks for nothing; None means every field")
+    check_ranges(wanted, ref, request.fields)
 
     def attempt(session: Session) -> Operation[Delivery]:
-        return (yield from _locate_and_fetch(state, ref, request, session, copy, deadline))
+        return (yield from _locate_and_fetch(state, ref, request, session, copy, deadline, wanted))
 
     try:
         return (yield from in_session(state, deadline, attempt))
@@ -112,6 +106,7 @@ def _locate_and_fetch(
     session: Session,
     copy: bool,
     deadline: Deadline,
+    wanted: Sequence[Wanted],
 ) -> Operation[Delivery]:
     pins = state.take_dropped_pins()
     request.session = session.session
@@ -127,7 +122,7 @@ def _locate_and_fetch(
     holdings = Holdings(release_pin=lambda: state.drop_pin(session.session, pin))
     try:
         rows = RowSet.from_wire(reply.rows, [each.name for each in reply.fields])
-        columns = yield from fetch(state, ref, rows, session, copy, holdings, deadline)
+        columns = yield from fetch(state, ref, rows, session, copy, holdings, deadline, wanted)
     except BaseException:
         holdings.close()
         raise
@@ -144,6 +139,7 @@ def fetch(
     copy: bool,
     holdings: Holdings,
     deadline: Deadline,
+    wanted: Sequence[Wanted] = (),
 ) -> Operation[dict[str, Column]]:
     """Brings the rows' bytes and decodes them.
 
@@ -155,20 +151,23 @@ def fetch(
         copy: False gives views.
         holdings: collects what views need.
         deadline: of the call.
+        wanted: ranges of fields of which less than whole rows are wanted.
 
     Raises:
+        InvalidArgument: a range does not fit its row.
         CorruptBlock: names partition, field, row and sample.
         ExtentGone: a node does not have the bytes.
         Unavailable: a node is away until the deadline.
     """
     layouts = yield from _layouts(state, ref, rows, session, deadline)
+    clips = resolve_clips(wanted, ref, rows, layouts)
     replicas = Replicas(state, rows.blocks)
     backoff = state.backoff()
     while True:
         try:
             paths = yield from replicas.choose(deadline)
             columns: dict[str, Column] = yield Work(
-                lambda paths=paths: _fetch_and_decode(state, ref, rows, layouts, paths, copy, holdings, deadline)  # type: ignore[misc]
+                lambda paths=paths: _fetch_and_decode(state, ref, rows, layouts, clips, paths, copy, holdings, deadline)  # type: ignore[misc]
             )
         except ReplicaFailed as failure:
             replicas.failed(failure)  # there may be another one
@@ -224,6 +223,7 @@ def _fetch_and_decode(
     ref: PartitionRef,
     rows: RowSet,
     layouts: dict[int, Layout],
+    clips: Clips,
     paths: dict[int, Path],
     copy: bool,
     holdings: Holdings,
@@ -231,14 +231,16 @@ def _fetch_and_decode(
 ) -> dict[str, Column]:
     fetched: dict[int, Fetched] = {}
     try:
-        for block_id, ranges in _wanted(ref, rows, layouts).items():
+        for block_id, ranges in _wanted(ref, rows, layouts, clips).items():
             fetched[block_id] = _read(ref, rows, block_id, paths[block_id], ranges, deadline)
+            state.counters.read(paths[block_id].transport.name, int(ranges[:, 1].sum()))
         columns = {}
         for name, runs in rows.runs.items():
-            parts = []
-            for run in runs:
-                block = fetched[run.block_id]
-                parts.append(Part(layouts[run.block_id], run.rows, block.view, block.owned_bytes, block.locate))
+            sources = [fetched[run.block_id] for run in runs]
+            parts = [
+                Part(layouts[run.block_id], run.rows, source.view, source.owned_bytes, source.locate, clipped)
+                for run, source, clipped in zip(runs, sources, clips.get(name, [()] * len(runs)), strict=True)
+            ]
             try:
                 columns[name] = read_column(name, parts, copy=copy, allocate=state.allocate, form=ref.form(name))
             except CorruptBlock as error:
@@ -281,19 +283,22 @@ def _damaged(runs: list[Run], error: CorruptBlock) -> list[int]:
     return list({run.block_id for run in runs})
 
 
-def _wanted(ref: PartitionRef, rows: RowSet, layouts: dict[int, Layout]) -> dict[int, NDArray[np.uint64]]:
+def _wanted(ref: PartitionRef, rows: RowSet, layouts: dict[int, Layout], clips: Clips) -> dict[int, NDArray[np.uint64]]:
     """Returns, for each block, the byte ranges that the fields' rows need: one read per block."""
     needed: dict[int, list[NDArray[np.uint64]]] = {}
     for name, runs in rows.runs.items():
-        by_block: dict[int, list[Run]] = {}
-        for run in runs:
-            by_block.setdefault(run.block_id, []).append(run)
+        by_block: dict[int, list[int]] = {}
+        for index, run in enumerate(runs):
+            by_block.setdefault(run.block_id, []).append(index)
         for block_id, mine in by_block.items():
-            wanted = np.concatenate([run.rows for run in mine])
+            wanted = np.concatenate([runs[index].rows for index in mine])
+            clipped = join_clips([clips[name][index] for index in mine]) if name in clips else ()
             layout = layouts[block_id]
-            everything = len(wanted) == layout.rows and bool(np.array_equal(wanted, np.arange(layout.rows)))
+            everything = (
+                not clipped and len(wanted) == layout.rows and bool(np.array_equal(wanted, np.arange(layout.rows)))
+            )
             try:
-                ranges = layout.ranges(name, None if everything else wanted)
+                ranges = layout.ranges(name, None if everything else wanted, clipped)
             except InvalidArgument as error:  # the directory lacks the field, or the row
                 raise _unreadable(ref, rows, block_id, error) from None
             needed.setdefault(block_id, []).append(ranges)

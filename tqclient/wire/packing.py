@@ -26,7 +26,7 @@ def pack_array(values: Any, dtype: np.dtype[Any]) -> bytes:
     """
     packed = np.ascontiguousarray(values, dtype=dtype)
     # A list that does not fit raises by itself; an array would wrap around.
-    if isinstance(values, np.ndarray) and values.dtype != dtype and not np.array_equal(packed, values):
+    if isinstance(values, np.ndarray) and not np.can_cast(values.dtype, dtype) and not np.array_equal(packed, values):
         raise OverflowError(f"values of {values.dtype} beyond {dtype}")
     return packed.tobytes()
 

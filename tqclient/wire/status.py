@@ -25,6 +25,7 @@ TABLE: Final[tuple[_Row, ...]] = (
     (errors.DuplicateKey, pb.ERROR_CODE_DUPLICATE_KEY, grpc.StatusCode.ALREADY_EXISTS),
     (errors.BackpressureTimeout, pb.ERROR_CODE_BACKPRESSURE_TIMEOUT, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.ClaimTimeout, pb.ERROR_CODE_CLAIM_TIMEOUT, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (errors.ProducersGone, pb.ERROR_CODE_PRODUCERS_GONE, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.LeaseExpired, pb.ERROR_CODE_LEASE_EXPIRED, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.Sealed, pb.ERROR_CODE_SEALED, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.StorageFull, pb.ERROR_CODE_STORAGE_FULL, grpc.StatusCode.RESOURCE_EXHAUSTED),

@@ -45,6 +45,7 @@ class _Call:
 
     def _grant(self) -> None:
         try:
+            self._calls.pipeline.core.choose(self._command)
             self._calls.pipeline.submit(self._command, self._applied)
         except TQError as error:
             self._calls.waiters.settled(self._waiter)

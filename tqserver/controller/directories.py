@@ -38,9 +38,11 @@ class Directories:
         """
         # A recorded reply may be asked for when its session has ended: nothing would remove an entry made then.
         sent = self._sent.setdefault(session, OrderedDict()) if self._core.is_live(session) else OrderedDict()
-        placed = [np.frombuffer(placement.block, dtype=U64) for placement in rows.placements]
+        placed: set[int] = set()
+        for placement in rows.placements:
+            placed.update(np.frombuffer(placement.block, dtype=U64).tolist())
         room = ROWS_REPLY_BYTES_MAX - rows.ByteSize()
-        for block_id in np.unique(np.concatenate(placed)).tolist() if placed else []:
+        for block_id in sorted(placed):
             record = self._core.block(block_id)
             if record is None:
                 raise LeaseExpired(

@@ -15,6 +15,7 @@ from tqclient.errors import TQError
 from tqclient.wire.v1 import controller_pb2_grpc
 from tqserver import logs
 from tqserver.config import ADDRESS, COUNT, FLAG, LOG_LEVEL, PATH, SECONDS, load, option
+from tqserver.controller.core.samplers import load_entry_points
 from tqserver.controller.group_commit import JOURNAL_FAILED_STATUS
 from tqserver.controller.journal import JournalFailed, SqliteJournal
 from tqserver.controller.pipeline import recover
@@ -64,6 +65,9 @@ async def serve(config: ControllerConfig, stop: asyncio.Event) -> int:
     started = time.monotonic()
     security = Security(config.token_file, config.tls_cert, config.tls_key, config.tls_client_ca)
     journal = SqliteJournal(config.data_dir, accept_data_loss=config.accept_data_loss)
+    added = load_entry_points()
+    if added:
+        _log.info("samplers were found", samplers=added)
     core = recover(journal, time.monotonic, config.session_lease)
     gc.freeze()  # what was recovered lives long: collections need not walk through it
     status = 0

@@ -12,6 +12,7 @@ from tqclient.errors import TQError
 from tqclient.wire.v1 import journal_pb2
 from tqserver import failpoints, logs
 from tqserver.controller.core import Core, Effect, Outcome
+from tqserver.controller.core.snapshot import without_gc
 from tqserver.controller.group_commit import Entry, GroupCommit
 from tqserver.controller.journal import Journal
 
@@ -40,16 +41,22 @@ def recover(journal: Journal, clock: Callable[[], float], session_lease: float) 
         _, state = journal.snapshot()
         now = clock()
         core = Core.restore(state, now, session_lease=session_lease) if state else Core(session_lease=session_lease)
-        for sequence, record in journal.records():
-            try:
-                core.apply(journal_pb2.Command.FromString(record), now, sequence)
-                failpoints.hit(failpoints.REPLAY)
-            except Exception as error:
-                _log.exception("a record cannot be applied", sequence=sequence, error=repr(error))
-                journal.give_up(sequence, record, repr(error))
-                break  # half of it may have been applied: once more, without it
-        else:
+        if _replay(core, journal, now):
             return core
+
+
+@without_gc()
+def _replay(core: Core, journal: Journal, now: float) -> bool:
+    """Applies the records; False when one was given up: half of it may have been applied, so once more, without it."""
+    for sequence, record in journal.records():
+        try:
+            core.apply(journal_pb2.Command.FromString(record), now, sequence)
+            failpoints.hit(failpoints.REPLAY)
+        except Exception as error:
+            _log.exception("a record cannot be applied", sequence=sequence, error=repr(error))
+            journal.give_up(sequence, record, repr(error))
+            return False
+    return True
 
 
 class Pipeline:

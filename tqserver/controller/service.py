@@ -10,17 +10,19 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from tqclient import limits
-from tqclient.errors import Unavailable
+from tqclient.errors import LeaseExpired, Unavailable
 from tqclient.wire.packing import U64, unpack_array
 from tqclient.wire.v1 import common_pb2, controller_pb2_grpc, journal_pb2
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver.controller.calls import DEADLINE_MARGIN_S, Calls
 from tqserver.controller.core import Core, Effect, PartitionGone, ReadinessChanged, RoomChanged, SessionEnded
+from tqserver.controller.core.effects import Changed
 from tqserver.controller.directories import Directories
 from tqserver.controller.journal import Journal
 from tqserver.controller.links import Links
 from tqserver.controller.pipeline import Pipeline
 from tqserver.controller.waiters import Waiters
+from tqserver.controller.watches import Watches
 
 SERVICE_NAME = "tq.v1.Controller"
 
@@ -54,6 +56,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         loop = asyncio.get_running_loop()
         self._waiters = Waiters(core, lambda seconds, callback: loop.call_later(seconds, callback).cancel)
         self._directories = Directories(core)
+        self._watches = Watches(core)
         self._pipeline = Pipeline(
             core,
             journal,
@@ -82,6 +85,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         """Ends what would wait for long: blocked calls and links. Their callers are told to come back."""
         self._closing = True
         self._waiters.close(Unavailable("the controller is shutting down"))
+        self._watches.close(Unavailable("the controller is shutting down"))
         self._links.close()
 
     def close(self) -> None:
@@ -93,8 +97,11 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
             self._waiters.readiness_changed(effect.partition_id)
         elif isinstance(effect, RoomChanged):
             self._waiters.room_changed(effect.partition_id)
+        elif isinstance(effect, Changed):
+            self._watches.wake(effect.partition_id)
         elif isinstance(effect, PartitionGone):
             self._waiters.gone(effect.partition_id)
+            self._watches.wake(effect.partition_id)
         else:
             self._links.effect(effect)
             if isinstance(effect, SessionEnded):
@@ -167,6 +174,18 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
     async def Commit(self, request: pb.CommitRequest, context: Any) -> Any:
         return await self._wait("commit", request, context)
 
+    async def AcquirePermit(self, request: pb.AcquirePermitRequest, context: Any) -> Any:
+        return await self._wait("acquire_permit", request, context)
+
+    async def ReturnPermit(self, request: pb.ReturnPermitRequest, context: Any) -> Any:
+        return await self._mutate("return_permit", request)
+
+    async def RegisterProducer(self, request: pb.RegisterProducerRequest, context: Any) -> Any:
+        return await self._mutate("register_producer", request)
+
+    async def UnregisterProducer(self, request: pb.UnregisterProducerRequest, context: Any) -> Any:
+        return await self._mutate("unregister_producer", request)
+
     async def Clear(self, request: pb.ClearRequest, context: Any) -> Any:
         return await self._mutate("clear", request)
 
@@ -180,6 +199,9 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         if reply.ByteSize() > limits.MESSAGE_BYTES_MAX:  # it will be refused: nobody will hold this claim
             self._calls.orphan((request.mutation.client_id, request.mutation.request), reply)
         return reply
+
+    async def RegisterRank(self, request: pb.RegisterRankRequest, context: Any) -> Any:
+        return await self._mutate("register_rank", request)
 
     async def Settle(self, request: pb.SettleRequest, context: Any) -> Any:
         return await self._mutate("settle", request)
@@ -222,6 +244,14 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
 
     async def ListPartitions(self, request: pb.ListPartitionsRequest, context: Any) -> pb.ListPartitionsReply:
         return pb.ListPartitionsReply(partitions=self._core.list_partitions(request.prefix))
+
+    async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.Change]:
+        if not self._core.is_live(request.session):
+            raise LeaseExpired(f"session {request.session} has ended: open another one")
+        if self._closing:
+            raise Unavailable("the controller is shutting down")
+        async for change in self._watches.watch(request.partition_id, request.from_sequence):
+            yield change
 
     async def ListDead(self, request: pb.ListDeadRequest, context: Any) -> pb.ListDeadReply:
         return self._core.list_dead(request.partition_id, request.consumer)

@@ -1,29 +1,33 @@
-"""Calls that wait on the server: claims for samples, commits for room. A waiting call is an entry in a line, no task.
+"""Calls that wait on the server: claims for samples, puts and permits for room. Each is an entry in a line, no task.
 
-Claims stand in one line per (partition, consumer), and in it in one queue per set of fields, strictly in order: while
+Claims stand in one line per (partition, consumer), and in it in one queue per choice of samples (fields, tags, sampler,
+rank), strictly in order: while
 the first claim of a queue cannot be met, the samples that are ready are kept for it, and those behind it wait, at most
 for as long as it does. Overtaken by smaller ones, a large batch would never gather. A claim for more samples than the
-partition may hold can only be met when that is sealed; it stands in a queue apart, and holds up nobody. Other sets of
-fields wait for other samples, so the queues do not wait for each other.
+partition may hold can only be met when that is sealed; it stands in a queue apart, and holds up nobody. Other choices
+wait for other samples, so the queues do not wait for each other.
 
 A granted claim takes effect only once it is journaled; until then its rows are promised, so that no more claims are
 granted than there are rows for, however many one put wakes. A change costs as much as there are queues in the line and
 grants to make, not as there are calls that wait.
 
-Commits stand in one line per partition, strictly in order: a large put is not overtaken for ever by small ones. While
-some wait they are let in one at a time, because each changes how much room the next one finds.
+Puts and permits stand in one line per partition, strictly in order: a large put is not overtaken for ever by small
+ones. While some wait they are let in one at a time, because each changes how much room the next one finds. One that
+waits for a limit is overtaken by those alone that do not draw on that limit: samples of a permit, while others wait for
+the version that these will bring about; or samples of a version that is live, while others wait to bring a new one.
 """
 
 from __future__ import annotations
 
+import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, islice
 from typing import Any, Final, Protocol
 
 from tqclient.errors import BackpressureTimeout, ClaimTimeout, PartitionNotFound, Sealed, TQError
 from tqclient.wire.v1 import controller_pb2 as pb
-from tqserver.controller.core import Readiness
+from tqserver.controller.core import Demand, Limit, Readiness
 
 GRANTS_MAX: Final = 64
 """Claims of one line that are granted in one go; the next ones follow as soon as one of these took effect."""
@@ -42,21 +46,27 @@ class Gauge(Protocol):
     def ready_count(self, request: pb.ClaimRequest) -> int:
         """How many samples are ready for its consumer and fields."""
 
+    def countable(self, request: pb.ClaimRequest) -> bool:
+        """Whether any `batch_size` ready samples meet the claim."""
+
     def is_outsized(self, request: pb.ClaimRequest) -> bool:
         """Whether it asks for more samples than its partition may hold."""
 
-    def needs_room(self, request: pb.CommitRequest) -> bool:
-        """Whether the put brings new samples to a partition with limits."""
+    def demand(self, request: pb.CommitRequest | pb.AcquirePermitRequest) -> Demand:
+        """Which limits the put or permit draws on, and which of them hold it back."""
 
-    def has_room(self, request: pb.CommitRequest) -> bool:
-        """Whether the partition has room for the put."""
+    def room_queue(self, request: pb.CommitRequest | pb.AcquirePermitRequest) -> object:
+        """What puts and permits have in common that draw on the same limits."""
+
+    def rate_note(self, request: pb.ClaimRequest) -> str:
+        """How a rate limit holds the claim back, to end a message with."""
 
 
 class Waiter:
     """A call that waits for its turn.
 
     Args:
-        request: a ClaimRequest or a CommitRequest.
+        request: a ClaimRequest, a CommitRequest or an AcquirePermitRequest.
         grant: called when it is its turn; whoever is granted says `settled` once that took effect, or failed to.
         refuse: called when its turn will not come.
     """
@@ -135,18 +145,29 @@ class Line(ABC):
         return True
 
 
+def _choice(request: pb.ClaimRequest) -> tuple[Any, ...]:
+    """Returns what decides which samples are ready for a claim."""
+    return tuple(sorted(request.fields)), request.where
+
+
+def _amount(request: pb.ClaimRequest) -> str:
+    return str(request.batch_size) if request.batch_size else f"{request.max_tokens} tokens"
+
+
 class ClaimLine(Line):
     """The claims of one consumer of one partition."""
 
     def queue_of(self, request: Any) -> QueueKey:
-        """The set of fields; and whether it can be met while the partition takes samples."""
-        return tuple(sorted(request.fields)), self._gauge.is_outsized(request)
+        """Which samples it waits for, and as whom; and whether it can be met while the partition takes samples."""
+        sampler = request.sampler.SerializeToString(deterministic=True)
+        topology = request.topology.SerializeToString(deterministic=True)
+        return (*_choice(request), sampler, topology, self._gauge.is_outsized(request))
 
     def serve(self, newcomer: Waiter | None = None) -> Served:
         """Grants the first claims of the queues while they can be met, in the order of their tickets."""
         served: Served = []
         keys = list(self._queues) if newcomer is None else [newcomer.queue_key]
-        counts: dict[QueueKey, int] = {}
+        counts: dict[Any, int] = {}
         grants = 0
         while keys and grants < GRANTS_MAX:
             first: Waiter | None = None
@@ -158,19 +179,19 @@ class ClaimLine(Line):
                     first = head
             if first is None:
                 break
-            first.promised = min(first.request.batch_size, counts[first.queue_key])
+            first.promised = self._promise(first.request, counts)
             self.promised += first.promised
             served.append((first, None))
             self.remove(first)
             grants += 1
         return served
 
-    def _head(self, key: QueueKey, counts: dict[QueueKey, int], served: Served) -> Waiter | None:
+    def _head(self, key: QueueKey, counts: dict[Any, int], served: Served) -> Waiter | None:
         """Returns the first claim of a queue if it can be met; takes out those before it that never will be."""
         while key in self._queues:
             head = next(iter(self._queues[key]))
             try:
-                verdict = self._verdict(head, counts)
+                verdict = self._verdict(head.request, counts)
             except TQError as error:  # of this one alone: its session ended, say
                 served.append((head, error))
                 self.remove(head)
@@ -184,70 +205,111 @@ class ClaimLine(Line):
             return head if verdict is Readiness.READY else None
         return None
 
-    def _verdict(self, waiter: Waiter, counts: dict[QueueKey, int]) -> Readiness:
-        request, key = waiter.request, waiter.queue_key
-        if key not in counts:
-            counts[key] = self._gauge.ready_count(request)
+    def _promise(self, request: pb.ClaimRequest, counts: dict[Any, int]) -> int:
+        """Returns how many ready samples a claim may take that is granted now; above 0."""
+        count = counts[_choice(request)]
+        return max(min(request.batch_size, count) if self._gauge.countable(request) else count, 1)
+
+    def _verdict(self, request: pb.ClaimRequest, counts: dict[Any, int]) -> Readiness:
+        choice = _choice(request)
+        if choice not in counts:
+            counts[choice] = self._gauge.ready_count(request)
         if not self.promised:
             return self._gauge.readiness(request)
+        if not self._gauge.countable(request):
+            return Readiness.WAIT
         # The rest of a sealed partition may be smaller than a batch; that is looked at once every promise is kept.
-        return Readiness.READY if counts[key] - self.promised >= request.batch_size else Readiness.WAIT
+        return Readiness.READY if counts[choice] - self.promised >= request.batch_size else Readiness.WAIT
 
     def timeout(self, waiter: Waiter) -> TQError:
         """ClaimTimeout, with how far it was."""
         request = waiter.request
         try:
-            ready = self._gauge.ready_count(request)
+            ready, note = self._gauge.ready_count(request), self._gauge.rate_note(request)
         except TQError as error:
             return error
         promised = f", {self.promised} of them promised to others," if self.promised else ""
         first = next(iter(self._queues.get(waiter.queue_key, ())), waiter)
-        earlier = f"; a claim for {first.request.batch_size} came first" if first.ticket < waiter.ticket else ""
+        earlier = f"; a claim for {_amount(first.request)} came first" if first.ticket < waiter.ticket else ""
         return ClaimTimeout(
             f"consumer {request.consumer!r} of partition {request.partition_id}: {ready} samples are ready{promised} "
-            f"for {list(request.fields) or 'every field'}, and {request.batch_size} were asked for{earlier}"
+            f"for {list(request.fields) or 'every field'}, and "
+            f"{_amount(request)} were asked for{earlier}{note}"
         )
 
 
 class RoomLine(Line):
-    """The commits to one partition that wait for room."""
+    """The puts and permits of one partition that wait for room."""
 
     def queue_of(self, request: Any) -> QueueKey:
-        """All alike: nobody overtakes."""
-        return ()
+        """What limits it draws on."""
+        return (self._gauge.room_queue(request),)
 
     def serve(self, newcomer: Waiter | None = None) -> Served:
-        """Lets the first one in if there is room for it; a newcomer that needs no room goes past the line."""
+        """Lets in the first one that has room and draws on no limit that somebody who came before it waits for.
+
+        A newcomer that draws on no limit at all goes past the line: those who wait may be waiting for the very samples
+        that it completes.
+        """
         served: Served = []
-        if newcomer is not None and (len(self) > 1 or self.promised) and not self._needs_room(newcomer):
-            # Fields of samples that exist: those who wait may be waiting for the very samples that these complete.
+        if newcomer is not None and self._passes(newcomer):
             self.remove(newcomer)
             return [(newcomer, None)]
-        while self._queues and not self.promised:
-            head = next(iter(self))
-            contended = head is not newcomer
-            try:
-                if not self._gauge.has_room(head.request):
-                    break
-                head.promised = self.promised = int(contended)
-                served.append((head, None))
-            except TQError as error:
-                served.append((head, error))
-            self.remove(head)
+        while not self.promised:
+            first = self._first(served)
+            if first is None:
+                break
+            first.promised = self.promised = int(first is not newcomer)
+            served.append((first, None))
+            self.remove(first)
         return served
 
-    def _needs_room(self, waiter: Waiter) -> bool:
+    def _passes(self, newcomer: Waiter) -> bool:
+        if len(self) == 1 and not self.promised:
+            return False  # there is no line
         try:
-            return self._gauge.needs_room(waiter.request)
+            return not self._gauge.demand(newcomer.request).draws
         except TQError:
-            return False  # it need not wait to be refused
+            return True  # it need not wait to be refused
+
+    def _first(self, served: Served) -> Waiter | None:
+        """Returns the one to be let in; takes out those before it that never will be."""
+        held: set[Limit] = set()
+        heads = [(head.ticket, head) for head in self._heads()]
+        while heads:
+            _, head = heapq.heappop(heads)
+            try:
+                demand = self._gauge.demand(head.request)
+            except TQError as error:
+                served.append((head, error))
+                self.remove(head)
+                for after in islice(self._queues.get(head.queue_key, ()), 1):
+                    heapq.heappush(heads, (after.ticket, after))
+                continue
+            if not demand.lacks and not demand.draws & held:
+                return head
+            held |= demand.lacks.keys()
+        return None
+
+    def _heads(self) -> list[Waiter]:
+        return sorted((next(iter(queue)) for queue in self._queues.values()), key=lambda head: head.ticket)
 
     def timeout(self, waiter: Waiter) -> TQError:
-        """BackpressureTimeout."""
+        """BackpressureTimeout, naming the limits that hold it back."""
         request = waiter.request
+        try:
+            demand = self._gauge.demand(request)
+            reasons = list(demand.lacks.values())
+            for earlier in self._heads():
+                if earlier.ticket < waiter.ticket and not reasons:
+                    lacks = self._gauge.demand(earlier.request).lacks
+                    reasons += [f"another came first: {why}" for why in lacks.values()]
+        except TQError as error:
+            return error
+        what = f"{request.rows} rows" if isinstance(request, pb.CommitRequest) else f"a permit for {request.samples}"
         return BackpressureTimeout(
-            f"partition {request.partition_id} stayed over its limits: no room for {request.rows} more rows; "
-            "wait longer, clear what was consumed, or raise its capacity"
+            f"partition {request.partition_id} had no room for {what}: {'; '.join(reasons) or 'others came first'}. "
+            "Wait longer, or clear what was consumed"
         )
 
 
@@ -340,12 +402,13 @@ class Waiters:
         self._dirty.update(dict.fromkeys(self._claims.get(partition_id, {}).values()))
 
     def session_ended(self) -> None:
-        """Whoever waits for a session that is gone is refused, and holds up nobody: `serve` looks at all claims."""
+        """Whoever waits for a session that is gone is refused, and holds up nobody: `serve` looks at all lines."""
         for lines in self._claims.values():
             self._dirty.update(dict.fromkeys(lines.values()))
+        self._dirty.update(dict.fromkeys(self._room.values()))
 
     def room_changed(self, partition_id: int) -> None:
-        """Commits to this partition may fit now: `serve` looks at them."""
+        """Puts and permits of this partition may fit now: `serve` looks at them."""
         if partition_id in self._room:
             self._dirty[self._room[partition_id]] = None
 

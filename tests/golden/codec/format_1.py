@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from tqclient.codec import Records, allocate, measure
+from tqclient.codec import Records, Shared, allocate, measure
 
 FOLDER: Final = Path(__file__).parent
 
@@ -97,6 +97,12 @@ BATCHES: Final[dict[str, dict[str, Any]]] = {
             *range(8),
         ],
         "forced": Records([torch.zeros(1)] * 10),
+    },
+    "shared": {
+        "images": Shared([torch.arange(5), torch.arange(0), torch.arange(300)], [2, 2, 0, 1]),
+        "dense": Shared(torch.tensor([[1, 2], [3, 4]], dtype=torch.int16), [1, 1, 0, 1]),
+        "struct": Shared({"name": ["a", "b"], "pixels": [np.arange(3), np.arange(2)]}, [0, 1, 1, 1]),
+        "within": {"plain": torch.arange(4), "shared": Shared(Records([None, (1, torch.ones(2))]), [1, 0, 1, 1])},
     },
     "no rows": {"dense": torch.zeros(0, 3), "list": [], "array": np.zeros((0, 2), np.int8)},
 }

@@ -83,13 +83,16 @@ def test_no_partitions_is_a_sentence_and_an_empty_list() -> None:
 
 
 def test_show_has_fields_policy_counts_and_metadata() -> None:
-    report = show_report(PARTITION, {"num_microbatches": [4, 4]})
+    partition = replace(PARTITION, inserted=12, delivered=9, accepted=11, running=3)
+    report = show_report(partition, {"num_microbatches": [4, 4]})
     lines = text_of(report)
     assert "tokens 10 torch ragged int64[rows, *]" in lines
     assert "reward 4 torch dense float32[rows]" in lines
     assert "num_microbatches [4, 4]" in lines
     assert any("capacity_samples=100," in line for line in lines)
+    assert "12 samples put so far, 9 delivered; 11 accepted and 3 running" in lines
     assert data_of(report)["metadata"] == {"num_microbatches": [4, 4]}
+    assert [data_of(report)[name] for name in ("inserted", "delivered", "accepted", "running")] == [12, 9, 11, 3]
     assert data_of(report)["fields"]["reward"] == {"written": 4, "form": "torch dense float32[rows]"}
 
 

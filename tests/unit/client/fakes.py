@@ -21,6 +21,7 @@ from tqclient.errors import (
     PartitionNotFound,
     SampleNotFound,
     StorageFull,
+    TopologyMismatch,
     TQError,
     Unavailable,
 )
@@ -246,6 +247,7 @@ class FakeService:
         self.claims: dict[int, list[int]] = {}
         self.leased: set[int] = set()
         self.consumed: list[int] = []
+        self.ranks: dict[tuple[int, int], int] = {}
         self.sent_directories: set[int] = set()
         self.pins: set[int] = set()
         self.topology_version = 0
@@ -456,6 +458,13 @@ class FakeService:
         rows = self._rows(ready, names)
         rows.attempts = pack_array([1] * len(ready), U32)
         return pb.ClaimReply(claim_id=claim_id, lease_ms=LEASE_MS, rows=rows, fields=self._fields(names))
+
+    def on_register_rank(self, request: pb.RegisterRankRequest) -> pb.RegisterRankReply:
+        place, session = (request.topology.dp_rank, request.topology.member), request.mutation.session
+        if self.ranks.get(place, session) in self.sessions - {session}:
+            raise TopologyMismatch(f"session {self.ranks[place]} holds {place}")
+        self.ranks[place] = session
+        return pb.RegisterRankReply(registered=len(self.ranks))
 
     def on_settle(self, request: pb.SettleRequest) -> pb.SettleReply:
         ids = self.claims.pop(request.claim_id, None)

@@ -21,7 +21,8 @@ from tqclient.errors import (
     Unavailable,
 )
 from tqclient.info import PartitionRef
-from tqclient.operations.claims import ClaimHandle, ConsumerRef, abandon, claim, renew, settle
+from tqclient.operations.claims import ClaimHandle, abandon, claim, renew, settle
+from tqclient.operations.consumers import ConsumerRef
 from tqclient.operations.put import put
 from tqclient.operations.read import Delivery, get
 from tqclient.operations.sessions import close_session, heartbeat, release_lost_claims
@@ -360,8 +361,10 @@ def test_batch_sizes_that_are_off(filled: FakeService, ref: PartitionRef, size: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"topology": object()}, "topology.*not supported yet"),
-        ({"where": {"a": 1}}, "where.*not supported yet"),
+        ({"topology": object()}, "expected a tq.Topology"),
+        ({"where": {"a": None}}, r"where\['a'\]=None"),
+        ({"where": [1]}, r"where=\[1\]: expected a mapping"),
+        ({"token_field": ""}, "token_field"),
         ({"sampler": "fifo"}, "sampler"),
         ({"fields": []}, "asks for nothing"),
         ({"fields": "tokens"}, "list of names"),

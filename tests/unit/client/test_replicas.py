@@ -8,8 +8,9 @@ import torch
 from tests.unit.client.fakes import FakeNode, FakeService
 from tqclient.arguments import RowArguments
 from tqclient.errors import CorruptBlock, LeaseExpired, SampleNotFound, StorageFull, Unavailable
-from tqclient.operations.claims import ConsumerRef, claim
+from tqclient.operations.claims import claim
 from tqclient.operations.cluster import start
+from tqclient.operations.consumers import ConsumerRef
 from tqclient.operations.nodes import NODE_SECONDS
 from tqclient.operations.put import put
 from tqclient.operations.read import get

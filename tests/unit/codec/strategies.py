@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from tqclient.codec import Records
+from tqclient.codec import Records, Shared
 
 TORCH_DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64, torch.bool),
@@ -183,7 +183,16 @@ def columns(rows: int, depth: int = 2) -> st.SearchStrategy[Any]:
         names = st.lists(texts.filter(bool), min_size=1, max_size=3, unique=True)
         structs = names.flatmap(lambda keys: st.fixed_dictionaries({key: columns(rows, depth - 1) for key in keys}))
         choices.append(structs)
+        choices.append(shared(rows, depth))
     return st.one_of(choices)
+
+
+@st.composite
+def shared(draw: st.DrawFn, rows: int, depth: int) -> Shared:
+    """Rows that share values, some of which no row may have."""
+    count = draw(st.integers(1 if rows else 0, 3))
+    index = draw(st.lists(st.integers(0, max(0, count - 1)), min_size=rows, max_size=rows))
+    return Shared(draw(columns(count, depth - 1).filter(lambda column: not isinstance(column, Shared))), index)
 
 
 batches = st.integers(0, 5).flatmap(

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.unit.codec.blocks import Block, encode
-from tests.unit.codec.values import identical
-from tqclient.codec import Layout, Part, Plan, allocate, read_column
+from tests.unit.codec.values import identical, rows_of
+from tqclient.codec import Layout, Part, Plan, Shared, allocate, read_column
 from tqclient.codec.kinds.record import RecordEncoder
 from tqclient.errors import CorruptBlock, UnsupportedVersion
 
@@ -26,6 +26,7 @@ COLUMNS: dict[str, Any] = {
     "reward": torch.tensor([0.5, 1.5, 2.5]),
     "prompt": ["one", "zwei", "три"],
     "mm": [{"pixels": torch.full((row, 3), row), "grid": row} for row in range(3)],
+    "image": Shared([torch.full((300, 2), 1.5), torch.zeros(0, 2)], [1, 0, 0]),
     "extra": [1, {"t": torch.ones(5)}, (2, "x")],
 }
 NODE = struct.Struct("<BBHIIIII")
@@ -72,6 +73,7 @@ def test_a_flipped_bit_is_an_error_or_lies_in_padding(data: st.DataObject) -> No
     except CorruptBlock:
         return
     assert all(identical(COLUMNS[name], read[name]) for name in ("tokens", "prompt", "mm", "extra"))
+    assert identical(rows_of(COLUMNS["image"]), read["image"])
     assert torch.stack(read["reward"]).tolist() == [0.5, 1.5, 2.5]
 
 
@@ -186,7 +188,7 @@ def test_parsing_takes_little_more_than_the_directory() -> None:
     assert min(elapsed) < 0.01
 
 
-@pytest.mark.parametrize(("version", "critical"), [(2, 0), (2**32 - 1, 0), (1, 1), (1, 1 << 31)])
+@pytest.mark.parametrize(("version", "critical"), [(2, 0), (2**32 - 1, 0), (1, 2), (1, 1 << 31)])
 def test_what_a_newer_writer_made_is_an_unsupported_version(version: int, critical: int) -> None:
     block = encode({"x": [1]})
     directory = bytearray(block.directory)

@@ -165,6 +165,12 @@ def test_padded() -> None:
     assert np.array_equal(encode({"n": [np.arange(2), np.arange(1)]}).read("n").padded(9), [[0, 1], [0, 9]])
 
 
+def test_a_jagged_tensor_knows_its_longest_row() -> None:
+    found = encode({"x": [torch.arange(2.0), torch.arange(4.0), torch.arange(3.0)]}).read("x").value
+    expected = torch.tensor([[0.0, 1.0, -1.0, -1.0], [0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 2.0, -1.0]])
+    assert torch.equal(found.to_padded_tensor(-1.0), expected)
+
+
 def test_rows_of_one_tensor_join_a_ragged_column() -> None:
     ragged = encode({"x": [torch.tensor([1, 2, 3]), torch.tensor([4])]})
     dense = encode({"x": torch.tensor([[5, 6], [7, 8]])})

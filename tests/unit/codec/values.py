@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tqclient.codec import Records
+from tqclient.codec import Records, Shared
 
 
 def identical(a: Any, b: Any) -> bool:
@@ -53,6 +53,9 @@ def rows_of(column: Any) -> list[Any]:
     """One value per row of a column as a user gives it."""
     if isinstance(column, Records):
         return list(column.values)
+    if isinstance(column, Shared):
+        values = rows_of(column.values)
+        return [values[pick] for pick in column.index.tolist()]
     if isinstance(column, torch.Tensor):
         return list(column.unbind())
     if isinstance(column, np.ndarray):

@@ -19,7 +19,7 @@ from tqclient.errors import (
     Unavailable,
 )
 from tqclient.wire.v1 import controller_pb2 as pb
-from tqserver.controller.core import Readiness
+from tqserver.controller.core import Demand, Limit, Readiness
 from tqserver.controller.waiters import GRANTS_MAX, Waiter, Waiters
 
 
@@ -74,11 +74,19 @@ class FakeCore:
     def is_outsized(self, request: pb.ClaimRequest) -> bool:
         return request.batch_size > self.capacity
 
-    def needs_room(self, request: pb.CommitRequest) -> bool:
-        return not request.ids
+    def countable(self, request: pb.ClaimRequest) -> bool:
+        return request.sampler.name != "group"
 
-    def has_room(self, request: pb.CommitRequest) -> bool:
-        return request.rows <= self.room
+    def rate_note(self, request: pb.ClaimRequest) -> str:
+        return ""
+
+    def room_queue(self, request: Any) -> object:
+        return ""
+
+    def demand(self, request: Any) -> Demand:
+        if request.ids:
+            return Demand()
+        return Demand(frozenset({Limit.SAMPLES}), {Limit.SAMPLES: "full"} if request.rows > self.room else {})
 
 
 class Bench:
@@ -389,3 +397,17 @@ def test_rows_are_never_promised_twice_and_claims_are_met_in_their_order_as_soon
             first = min(waiting.values(), key=lambda waiter: waiter.ticket)
             assert first.request.batch_size > bench.core.ready - promised
         assert bench.waiters.claims == len(waiting)
+
+
+def test_claims_for_groups_are_granted_one_at_a_time(bench: Bench) -> None:
+    sampler = pb.Sampler(name="group")
+    first = bench.claim("first", 2, sampler=sampler)
+    bench.claim("second", 2, sampler=sampler)
+    plain = bench.claim("plain", 1)
+    bench.ready(6)
+    assert bench.granted == ["first"]  # what it takes is known once it took effect: whatever was ready is promised
+    bench.applied(first, 2)
+    bench.waiters.serve()
+    assert bench.granted == ["first", "second"]
+    assert bench.waiters.claims == 1
+    assert plain.promised == 0

@@ -275,14 +275,14 @@ def test_capacity_is_never_exceeded_and_a_clear_makes_room(driver: Driver, sessi
     p = driver.partition(session, capacity_samples=3)
     driver.put(session, p, 2)
     request = driver.commit(p, 2)
-    assert not driver.core.has_room(request)
+    assert driver.demand(request).lacks
     assert type(driver.send("commit", request, session=session).error) is BackpressureTimeout
     outcome = driver.send("clear", pb.ClearRequest(partition_id=p, ids=ids(1)), session=session)
     assert RoomChanged(p) in outcome.effects
-    assert driver.core.has_room(request)
+    assert not driver.demand(request).lacks
     assert driver.send("commit", request, session=session).error is None
     with pytest.raises(InvalidArgument, match="capacity_samples is 3"):
-        driver.core.has_room(driver.commit(p, 4))
+        driver.demand(driver.commit(p, 4))
 
 
 def test_byte_capacity_counts_sealed_blocks(driver: Driver, session: int) -> None:
@@ -290,19 +290,19 @@ def test_byte_capacity_counts_sealed_blocks(driver: Driver, session: int) -> Non
     driver.put(session, p, 2)
     driver.put(session, p, 1, ["b"], ids=[1])  # a column always fits: without it the samples could never be consumed
     assert driver.core.describe_partition(p).bytes == 2 * BLOCK_BYTES
-    assert not driver.core.has_room(driver.commit(p, 1))
+    assert driver.demand(driver.commit(p, 1)).lacks
     driver.ok("clear", pb.ClearRequest(partition_id=p, ids=ids(1)), session=session)
     assert driver.core.describe_partition(p).bytes == BLOCK_BYTES
     with pytest.raises(InvalidArgument, match="capacity_bytes"):
-        driver.core.has_room(driver.commit(p, 3, blocks=[1, 1, 1]))
+        driver.demand(driver.commit(p, 3, blocks=[1, 1, 1]))
 
 
 def test_a_put_of_existing_keys_needs_no_room(driver: Driver, session: int) -> None:
     p = driver.partition(session, capacity_samples=1)
     driver.put(session, p, 1, keys=["a"])
-    assert driver.core.has_room(driver.commit(p, 1, keys=["a"]))
-    assert not driver.core.needs_room(driver.commit(p, 1, keys=["a"]))
-    assert driver.core.needs_room(driver.commit(p, 1, keys=["new"]))
+    assert not driver.demand(driver.commit(p, 1, keys=["a"])).lacks
+    assert not driver.demand(driver.commit(p, 1, keys=["a"])).draws
+    assert driver.demand(driver.commit(p, 1, keys=["new"])).draws
     assert driver.put(session, p, 1, keys=["a"], upsert=True) == [1]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -45,6 +45,23 @@ class Encoder(ABC):
     @abstractmethod
     def slice(self, start: int, stop: int) -> Encoder:
         """The rows [start, stop), of the same form."""
+
+    @abstractmethod
+    def take(self, rows: NDArray[np.int64]) -> Encoder:
+        """Some rows, in any order, of the same form."""
+
+    def lengths(self) -> NDArray[np.int64] | None:
+        """The leading dimension of each row, int64 [rows], where rows have one of their own."""
+        return None
+
+    def row_lengths(self) -> Iterator[tuple[str, NDArray[np.int64]]]:
+        """The lengths of this column and of those within it, each with what leads from here to there: `.pixels`."""
+        lengths = self.lengths()
+        if lengths is not None:
+            yield "", lengths
+        for key, child in self.children():
+            for path, inner in child.row_lengths():
+                yield f".{key}{path}", inner
 
     def children(self) -> list[tuple[str, Encoder]]:
         """(key, column) of a struct."""
@@ -95,6 +112,10 @@ class Column(ABC):
         """
         raise InvalidArgument(f"only a ragged column can be padded; this one is {self.form}")
 
+    def plain(self) -> Column:
+        """The column with memory of its own for each row, where rows share some; else itself."""
+        return self
+
     @abstractmethod
     def same_rows(self, other: Column) -> NDArray[np.bool_]:
-        """Which rows carry the same bytes and types as those of `other`, bool [rows]. Both have as many rows."""
+        """Which rows carry the same bytes and types as those of `other`, bool [rows]; both are plain, and as long."""

@@ -42,6 +42,12 @@ class DenseEncoder(Encoder):
         pieces = [self._pieces[0][start:stop]] if whole else self._pieces[start:stop]
         return DenseEncoder(self.form, pieces, stop - start)
 
+    def take(self, rows: NDArray[np.int64]) -> DenseEncoder:
+        whole = len(self._pieces) == 1 and self._pieces[0].ndim > 0
+        chosen = rows.tolist()
+        pieces = [self._pieces[0][row : row + 1] if whole else self._pieces[row] for row in chosen]
+        return DenseEncoder(self.form, pieces, len(chosen))
+
 
 class DenseColumn(Column):
     """A tensor or array, [rows, *shape]."""

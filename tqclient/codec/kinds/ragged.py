@@ -69,6 +69,11 @@ class RaggedEncoder(Encoder):
     def row_bytes(self) -> NDArray[np.int64]:
         return self._counts * _item_bytes(self.form) + self._shape_bytes()
 
+    def lengths(self) -> NDArray[np.int64]:
+        if self._varying:
+            return np.fromiter((len(piece) for piece in self._pieces), np.int64, self.rows)
+        return self._counts
+
     def slice(self, start: int, stop: int) -> RaggedEncoder:
         if self._joined:
             low, high = int(self._counts[:start].sum()), int(self._counts[:stop].sum())
@@ -76,6 +81,13 @@ class RaggedEncoder(Encoder):
         else:
             pieces = self._pieces[start:stop]
         return RaggedEncoder(self.form, pieces, self._counts[start:stop], joined=self._joined)
+
+    def take(self, rows: NDArray[np.int64]) -> RaggedEncoder:
+        pieces = self._pieces
+        if self._joined:
+            bounds = np.concatenate(([0], np.cumsum(self._counts))).tolist()
+            pieces = [self._pieces[0][start:stop] for start, stop in itertools.pairwise(bounds)]
+        return RaggedEncoder(self.form, [pieces[row] for row in rows.tolist()], self._counts[rows])
 
 
 class RaggedColumn(Column):
@@ -104,6 +116,16 @@ class RaggedColumn(Column):
             return buffers.as_array(self.data, dtypes.numpy_dtype(self.form.dtype), shape)
         return buffers.as_tensor(self.data, dtypes.torch_dtype(self.form.dtype), shape)
 
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one item; rows whose shapes vary count their elements."""
+        return _item_bytes(self.form)
+
+    def taken(self, rows: NDArray[np.int64], data: NDArray[np.uint8]) -> RaggedColumn:
+        """The same with other rows of it, whose values are `data`."""
+        shapes = None if self._shapes is None else self._shapes[rows]
+        return RaggedColumn(self.form, data, self.counts[rows], shapes=shapes)
+
     def offsets(self) -> NDArray[np.int64]:
         """int64 [rows + 1]: row i is values[offsets[i]:offsets[i + 1]]."""
         offsets = np.zeros(self.rows + 1, np.int64)
@@ -116,7 +138,11 @@ class RaggedColumn(Column):
             return self.list()
         if self.form.container == "nested":
             return torch.nested.as_nested_tensor(self.list(), layout=torch.strided)
-        return torch.nested.nested_tensor_from_jagged(self.values(), torch.from_numpy(self.offsets()))
+        # Without the longest row, `to_padded_tensor` would be as wide as all rows together.
+        least, most = (int(self.counts.min()), int(self.counts.max())) if self.rows else (0, 0)
+        return torch.nested.nested_tensor_from_jagged(
+            self.values(), torch.from_numpy(self.offsets()), min_seqlen=least, max_seqlen=most
+        )
 
     def list(self) -> list[Any]:
         values = self.values()
@@ -176,7 +202,9 @@ def read(groups: Sequence[Group], form: Form, reading: Reading) -> RaggedColumn:
     rows = read_rows(groups, 0, reading, view=not reading.copy)
     counts = np.zeros(len(rows.bounds) - 1, np.int64)
     for group in groups:
-        if group.node.kind == DENSE:
+        if group.clip is not None:
+            counts[group.at] = group.clip.counts
+        elif group.node.kind == DENSE:
             counts[group.at] = group.node.form.shape[0]
         else:
             counts[group.at] = group.node.streams[0].row_counts(group.rows)

@@ -69,6 +69,11 @@ class RecordEncoder(Encoder):
         rows = slice(start, stop)
         return RecordEncoder(self._skeletons[rows], self._leaves[rows], self._leaf_bytes[rows], self.flags)
 
+    def take(self, rows: NDArray[np.int64]) -> RecordEncoder:
+        chosen = rows.tolist()
+        skeletons = [self._skeletons[row] for row in chosen]
+        return RecordEncoder(skeletons, [self._leaves[row] for row in chosen], self._leaf_bytes[rows], self.flags)
+
 
 def encode(values: Sequence[Any], path: RowPath, depth: int, *, allow_pickle: bool) -> RecordEncoder:
     """Checks and encodes rows.

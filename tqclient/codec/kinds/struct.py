@@ -40,6 +40,9 @@ class StructEncoder(Encoder):
     def slice(self, start: int, stop: int) -> StructEncoder:
         return StructEncoder({key: column.slice(start, stop) for key, column in self._columns.items()}, stop - start)
 
+    def take(self, rows: NDArray[np.int64]) -> StructEncoder:
+        return StructEncoder({key: column.take(rows) for key, column in self._columns.items()}, len(rows))
+
 
 class StructColumn(Column):
     """A dict of columns."""
@@ -64,7 +67,7 @@ class StructColumn(Column):
             return np.zeros(self.rows, bool)
         same = np.ones(self.rows, bool)
         for key, column in self.columns.items():
-            same &= column.same_rows(other.columns[key])
+            same &= column.plain().same_rows(other.columns[key].plain())
         return same
 
 
@@ -78,4 +81,5 @@ def read(groups: Sequence[Group], form: Form, reading: Reading, read_column: Rea
     for key, child_form in form.children:
         parts = [replace(group, node=nodes[key]) for group, nodes in zip(groups, children, strict=True)]
         columns[key] = read_column(parts, child_form, reading.child(key))
-    return StructColumn(form, columns, sum(len(group.rows) for group in groups))
+    read_form = Form("struct", children=tuple((key, column.form) for key, column in columns.items()))
+    return StructColumn(read_form, columns, sum(len(group.rows) for group in groups))

@@ -40,6 +40,12 @@ class BytesEncoder(Encoder):
         low, high = int(self._counts[:start].sum()), int(self._counts[:stop].sum())
         return type(self)(self._joined[low:high], self._counts[start:stop])
 
+    def take(self, rows: NDArray[np.int64]) -> BytesEncoder:
+        stops = np.cumsum(self._counts)
+        starts = stops - self._counts
+        spans = zip(starts[rows].tolist(), stops[rows].tolist(), strict=True)
+        return type(self)(b"".join(self._joined[start:stop] for start, stop in spans), self._counts[rows])
+
 
 class TextEncoder(BytesEncoder):
     """A list of str, as UTF-8."""

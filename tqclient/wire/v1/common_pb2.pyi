@@ -27,6 +27,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_TOPOLOGY_MISMATCH: _ClassVar[ErrorCode]
     ERROR_CODE_PARTITION_EXISTS: _ClassVar[ErrorCode]
     ERROR_CODE_INTERNAL: _ClassVar[ErrorCode]
+    ERROR_CODE_PRODUCERS_GONE: _ClassVar[ErrorCode]
 ERROR_CODE_UNSPECIFIED: ErrorCode
 ERROR_CODE_INVALID_ARGUMENT: ErrorCode
 ERROR_CODE_SCHEMA_MISMATCH: ErrorCode
@@ -45,6 +46,7 @@ ERROR_CODE_UNAUTHENTICATED: ErrorCode
 ERROR_CODE_TOPOLOGY_MISMATCH: ErrorCode
 ERROR_CODE_PARTITION_EXISTS: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
+ERROR_CODE_PRODUCERS_GONE: ErrorCode
 
 class Packed(_message.Message):
     __slots__ = ("data", "ends")

@@ -70,7 +70,7 @@ class CloseSessionReply(_message.Message):
     def __init__(self) -> None: ...
 
 class Policy(_message.Message):
-    __slots__ = ("max_staleness", "staleness", "capacity_samples", "capacity_bytes", "replicas", "max_attempts", "lease_ms")
+    __slots__ = ("max_staleness", "staleness", "capacity_samples", "capacity_bytes", "replicas", "max_attempts", "lease_ms", "capacity_versions", "samples_per_version", "rate_limit", "keep")
     MAX_STALENESS_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,10 @@ class Policy(_message.Message):
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     MAX_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_PER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RATE_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     max_staleness: int
     staleness: str
     capacity_samples: int
@@ -85,7 +89,21 @@ class Policy(_message.Message):
     replicas: int
     max_attempts: int
     lease_ms: int
-    def __init__(self, max_staleness: _Optional[int] = ..., staleness: _Optional[str] = ..., capacity_samples: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., replicas: _Optional[int] = ..., max_attempts: _Optional[int] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+    capacity_versions: int
+    samples_per_version: int
+    rate_limit: RateLimit
+    keep: bool
+    def __init__(self, max_staleness: _Optional[int] = ..., staleness: _Optional[str] = ..., capacity_samples: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., replicas: _Optional[int] = ..., max_attempts: _Optional[int] = ..., lease_ms: _Optional[int] = ..., capacity_versions: _Optional[int] = ..., samples_per_version: _Optional[int] = ..., rate_limit: _Optional[_Union[RateLimit, _Mapping]] = ..., keep: _Optional[bool] = ...) -> None: ...
+
+class RateLimit(_message.Message):
+    __slots__ = ("samples_per_insert", "min_samples", "error_buffer")
+    SAMPLES_PER_INSERT_FIELD_NUMBER: _ClassVar[int]
+    MIN_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_BUFFER_FIELD_NUMBER: _ClassVar[int]
+    samples_per_insert: float
+    min_samples: int
+    error_buffer: float
+    def __init__(self, samples_per_insert: _Optional[float] = ..., min_samples: _Optional[int] = ..., error_buffer: _Optional[float] = ...) -> None: ...
 
 class CreatePartitionRequest(_message.Message):
     __slots__ = ("mutation", "name", "consumers", "policy", "metadata", "exist_ok")
@@ -151,7 +169,7 @@ class DeletePartitionReply(_message.Message):
     def __init__(self) -> None: ...
 
 class SetMetadataRequest(_message.Message):
-    __slots__ = ("mutation", "partition_id", "set", "delete")
+    __slots__ = ("mutation", "partition_id", "set", "delete", "shard")
     class SetEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -163,11 +181,13 @@ class SetMetadataRequest(_message.Message):
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     SET_FIELD_NUMBER: _ClassVar[int]
     DELETE_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
     mutation: _common_pb2.Mutation
     partition_id: int
     set: _containers.ScalarMap[str, bytes]
     delete: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, mutation: _Optional[_Union[_common_pb2.Mutation, _Mapping]] = ..., partition_id: _Optional[int] = ..., set: _Optional[_Mapping[str, bytes]] = ..., delete: _Optional[_Iterable[str]] = ...) -> None: ...
+    shard: int
+    def __init__(self, mutation: _Optional[_Union[_common_pb2.Mutation, _Mapping]] = ..., partition_id: _Optional[int] = ..., set: _Optional[_Mapping[str, bytes]] = ..., delete: _Optional[_Iterable[str]] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class SetVersionRequest(_message.Message):
     __slots__ = ("mutation", "partition_id", "version")
@@ -185,8 +205,148 @@ class PartitionReply(_message.Message):
     partition: Partition
     def __init__(self, partition: _Optional[_Union[Partition, _Mapping]] = ...) -> None: ...
 
+class RegisterProducerRequest(_message.Message):
+    __slots__ = ("mutation", "partition_id")
+    MUTATION_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    mutation: _common_pb2.Mutation
+    partition_id: int
+    def __init__(self, mutation: _Optional[_Union[_common_pb2.Mutation, _Mapping]] = ..., partition_id: _Optional[int] = ...) -> None: ...
+
+class RegisterProducerReply(_message.Message):
+    __slots__ = ("registered",)
+    REGISTERED_FIELD_NUMBER: _ClassVar[int]
+    registered: int
+    def __init__(self, registered: _Optional[int] = ...) -> None: ...
+
+class UnregisterProducerRequest(_message.Message):
+    __slots__ = ("mutation", "partition_id")
+    MUTATION_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    mutation: _common_pb2.Mutation
+    partition_id: int
+    def __init__(self, mutation: _Optional[_Union[_common_pb2.Mutation, _Mapping]] = ..., partition_id: _Optional[int] = ...) -> None: ...
+
+class UnregisterProducerReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AcquirePermitRequest(_message.Message):
+    __slots__ = ("mutation", "partition_id", "samples", "wait_ms")
+    MUTATION_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    mutation: _common_pb2.Mutation
+    partition_id: int
+    samples: int
+    wait_ms: int
+    def __init__(self, mutation: _Optional[_Union[_common_pb2.Mutation, _Mapping]] = ..., partition_id: _Optional[int] = ..., samples: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+
+class AcquirePermitReply(_message.Message):
+    __slots__ = ("permit", "version")
+    PERMIT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    permit: int
+    version: int
+    def __init__(self, permit: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+
+class ReturnPermitRequest(_message.Message):
+    __slots__ = ("mutation", "partition_id", "permit")
+    MUTATION_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    PERMIT_FIELD_NUMBER: _ClassVar[int]
+    mutation: _common_pb2.Mutation
+    partition_id: int
+    permit: int
+    def __init__(self, mutation: _Optional[_Union[_common_pb2.Mutation, _Mapping]] = ..., partition_id: _Optional[int] = ..., permit: _Optional[int] = ...) -> None: ...
+
+class ReturnPermitReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("session", "partition_id", "from_sequence")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    FROM_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    partition_id: int
+    from_sequence: int
+    def __init__(self, session: _Optional[int] = ..., partition_id: _Optional[int] = ..., from_sequence: _Optional[int] = ...) -> None: ...
+
+class Change(_message.Message):
+    __slots__ = ("sequence", "last", "listing", "written", "removed", "tagged", "settled", "partition")
+    class Listing(_message.Message):
+        __slots__ = ("ids", "keys", "tags", "complete")
+        IDS_FIELD_NUMBER: _ClassVar[int]
+        KEYS_FIELD_NUMBER: _ClassVar[int]
+        TAGS_FIELD_NUMBER: _ClassVar[int]
+        COMPLETE_FIELD_NUMBER: _ClassVar[int]
+        ids: bytes
+        keys: _common_pb2.Packed
+        tags: _common_pb2.Packed
+        complete: bool
+        def __init__(self, ids: _Optional[bytes] = ..., keys: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., tags: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., complete: _Optional[bool] = ...) -> None: ...
+    class Written(_message.Message):
+        __slots__ = ("ids", "keys", "tags", "fields", "added")
+        IDS_FIELD_NUMBER: _ClassVar[int]
+        KEYS_FIELD_NUMBER: _ClassVar[int]
+        TAGS_FIELD_NUMBER: _ClassVar[int]
+        FIELDS_FIELD_NUMBER: _ClassVar[int]
+        ADDED_FIELD_NUMBER: _ClassVar[int]
+        ids: bytes
+        keys: _common_pb2.Packed
+        tags: _common_pb2.Packed
+        fields: _containers.RepeatedScalarFieldContainer[str]
+        added: bool
+        def __init__(self, ids: _Optional[bytes] = ..., keys: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., tags: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., fields: _Optional[_Iterable[str]] = ..., added: _Optional[bool] = ...) -> None: ...
+    class Removed(_message.Message):
+        __slots__ = ("ids",)
+        IDS_FIELD_NUMBER: _ClassVar[int]
+        ids: bytes
+        def __init__(self, ids: _Optional[bytes] = ...) -> None: ...
+    class Tagged(_message.Message):
+        __slots__ = ("ids", "tags")
+        IDS_FIELD_NUMBER: _ClassVar[int]
+        TAGS_FIELD_NUMBER: _ClassVar[int]
+        ids: bytes
+        tags: _common_pb2.Packed
+        def __init__(self, ids: _Optional[bytes] = ..., tags: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ...) -> None: ...
+    class Settled(_message.Message):
+        __slots__ = ("consumer", "consumed", "dropped")
+        CONSUMER_FIELD_NUMBER: _ClassVar[int]
+        CONSUMED_FIELD_NUMBER: _ClassVar[int]
+        DROPPED_FIELD_NUMBER: _ClassVar[int]
+        consumer: str
+        consumed: bytes
+        dropped: bytes
+        def __init__(self, consumer: _Optional[str] = ..., consumed: _Optional[bytes] = ..., dropped: _Optional[bytes] = ...) -> None: ...
+    class PartitionChanged(_message.Message):
+        __slots__ = ("partition",)
+        PARTITION_FIELD_NUMBER: _ClassVar[int]
+        partition: Partition
+        def __init__(self, partition: _Optional[_Union[Partition, _Mapping]] = ...) -> None: ...
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    LISTING_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    TAGGED_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    last: bool
+    listing: Change.Listing
+    written: Change.Written
+    removed: Change.Removed
+    tagged: Change.Tagged
+    settled: Change.Settled
+    partition: Change.PartitionChanged
+    def __init__(self, sequence: _Optional[int] = ..., last: _Optional[bool] = ..., listing: _Optional[_Union[Change.Listing, _Mapping]] = ..., written: _Optional[_Union[Change.Written, _Mapping]] = ..., removed: _Optional[_Union[Change.Removed, _Mapping]] = ..., tagged: _Optional[_Union[Change.Tagged, _Mapping]] = ..., settled: _Optional[_Union[Change.Settled, _Mapping]] = ..., partition: _Optional[_Union[Change.PartitionChanged, _Mapping]] = ...) -> None: ...
+
 class Partition(_message.Message):
-    __slots__ = ("partition_id", "name", "policy", "sealed", "version", "samples", "bytes", "fields", "consumers", "metadata")
+    __slots__ = ("partition_id", "name", "policy", "sealed", "version", "samples", "bytes", "fields", "consumers", "metadata", "retired", "shards", "producers", "accepted", "running", "inserted", "delivered")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +354,13 @@ class Partition(_message.Message):
         key: str
         value: bytes
         def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    class ShardsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: Shard
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[Shard, _Mapping]] = ...) -> None: ...
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -204,6 +371,13 @@ class Partition(_message.Message):
     FIELDS_FIELD_NUMBER: _ClassVar[int]
     CONSUMERS_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    RETIRED_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    INSERTED_FIELD_NUMBER: _ClassVar[int]
+    DELIVERED_FIELD_NUMBER: _ClassVar[int]
     partition_id: int
     name: str
     policy: Policy
@@ -214,17 +388,43 @@ class Partition(_message.Message):
     fields: _containers.RepeatedCompositeFieldContainer[Field]
     consumers: _containers.RepeatedCompositeFieldContainer[ConsumerCounts]
     metadata: _containers.ScalarMap[str, bytes]
-    def __init__(self, partition_id: _Optional[int] = ..., name: _Optional[str] = ..., policy: _Optional[_Union[Policy, _Mapping]] = ..., sealed: _Optional[bool] = ..., version: _Optional[int] = ..., samples: _Optional[int] = ..., bytes: _Optional[int] = ..., fields: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., consumers: _Optional[_Iterable[_Union[ConsumerCounts, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+    retired: bool
+    shards: _containers.MessageMap[int, Shard]
+    producers: int
+    accepted: int
+    running: int
+    inserted: int
+    delivered: int
+    def __init__(self, partition_id: _Optional[int] = ..., name: _Optional[str] = ..., policy: _Optional[_Union[Policy, _Mapping]] = ..., sealed: _Optional[bool] = ..., version: _Optional[int] = ..., samples: _Optional[int] = ..., bytes: _Optional[int] = ..., fields: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., consumers: _Optional[_Iterable[_Union[ConsumerCounts, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, bytes]] = ..., retired: _Optional[bool] = ..., shards: _Optional[_Mapping[int, Shard]] = ..., producers: _Optional[int] = ..., accepted: _Optional[int] = ..., running: _Optional[int] = ..., inserted: _Optional[int] = ..., delivered: _Optional[int] = ...) -> None: ...
+
+class Shard(_message.Message):
+    __slots__ = ("metadata", "samples")
+    class MetadataEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    metadata: _containers.ScalarMap[str, bytes]
+    samples: int
+    def __init__(self, metadata: _Optional[_Mapping[str, bytes]] = ..., samples: _Optional[int] = ...) -> None: ...
 
 class Field(_message.Message):
-    __slots__ = ("name", "form", "written")
+    __slots__ = ("name", "form", "written", "length_min", "length_max")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FORM_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_MIN_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_MAX_FIELD_NUMBER: _ClassVar[int]
     name: str
     form: bytes
     written: int
-    def __init__(self, name: _Optional[str] = ..., form: _Optional[bytes] = ..., written: _Optional[int] = ...) -> None: ...
+    length_min: int
+    length_max: int
+    def __init__(self, name: _Optional[str] = ..., form: _Optional[bytes] = ..., written: _Optional[int] = ..., length_min: _Optional[int] = ..., length_max: _Optional[int] = ...) -> None: ...
 
 class ConsumerCounts(_message.Message):
     __slots__ = ("name", "pending", "ready", "leased", "consumed", "dropped")
@@ -243,7 +443,7 @@ class ConsumerCounts(_message.Message):
     def __init__(self, name: _Optional[str] = ..., pending: _Optional[int] = ..., ready: _Optional[int] = ..., leased: _Optional[int] = ..., consumed: _Optional[int] = ..., dropped: _Optional[int] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
-    __slots__ = ("mutation", "partition_id", "rows", "ids", "keys", "groups", "version_min", "version_max", "tags", "fields", "blocks", "upsert", "skip", "wait_ms")
+    __slots__ = ("mutation", "partition_id", "rows", "ids", "keys", "groups", "version_min", "version_max", "tags", "fields", "blocks", "upsert", "skip", "wait_ms", "lengths", "permit")
     MUTATION_FIELD_NUMBER: _ClassVar[int]
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -258,6 +458,8 @@ class CommitRequest(_message.Message):
     UPSERT_FIELD_NUMBER: _ClassVar[int]
     SKIP_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    PERMIT_FIELD_NUMBER: _ClassVar[int]
     mutation: _common_pb2.Mutation
     partition_id: int
     rows: int
@@ -272,7 +474,17 @@ class CommitRequest(_message.Message):
     upsert: bool
     skip: bytes
     wait_ms: int
-    def __init__(self, mutation: _Optional[_Union[_common_pb2.Mutation, _Mapping]] = ..., partition_id: _Optional[int] = ..., rows: _Optional[int] = ..., ids: _Optional[bytes] = ..., keys: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., groups: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., version_min: _Optional[bytes] = ..., version_max: _Optional[bytes] = ..., tags: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., fields: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[BlockWrite, _Mapping]]] = ..., upsert: _Optional[bool] = ..., skip: _Optional[bytes] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+    lengths: _containers.RepeatedCompositeFieldContainer[FieldLengths]
+    permit: int
+    def __init__(self, mutation: _Optional[_Union[_common_pb2.Mutation, _Mapping]] = ..., partition_id: _Optional[int] = ..., rows: _Optional[int] = ..., ids: _Optional[bytes] = ..., keys: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., groups: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., version_min: _Optional[bytes] = ..., version_max: _Optional[bytes] = ..., tags: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., fields: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[BlockWrite, _Mapping]]] = ..., upsert: _Optional[bool] = ..., skip: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., lengths: _Optional[_Iterable[_Union[FieldLengths, _Mapping]]] = ..., permit: _Optional[int] = ...) -> None: ...
+
+class FieldLengths(_message.Message):
+    __slots__ = ("field", "lengths")
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    field: str
+    lengths: bytes
+    def __init__(self, field: _Optional[str] = ..., lengths: _Optional[bytes] = ...) -> None: ...
 
 class BlockWrite(_message.Message):
     __slots__ = ("extents", "directory", "rows")
@@ -382,8 +594,52 @@ class Sampler(_message.Message):
     params: bytes
     def __init__(self, name: _Optional[str] = ..., params: _Optional[bytes] = ...) -> None: ...
 
+class Topology(_message.Message):
+    __slots__ = ("dp", "tp", "pp", "cp", "ep", "dp_rank", "member", "members", "leader_acks", "world_rank", "world_size")
+    DP_FIELD_NUMBER: _ClassVar[int]
+    TP_FIELD_NUMBER: _ClassVar[int]
+    PP_FIELD_NUMBER: _ClassVar[int]
+    CP_FIELD_NUMBER: _ClassVar[int]
+    EP_FIELD_NUMBER: _ClassVar[int]
+    DP_RANK_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    LEADER_ACKS_FIELD_NUMBER: _ClassVar[int]
+    WORLD_RANK_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    dp: int
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+    dp_rank: int
+    member: int
+    members: int
+    leader_acks: bool
+    world_rank: int
+    world_size: int
+    def __init__(self, dp: _Optional[int] = ..., tp: _Optional[int] = ..., pp: _Optional[int] = ..., cp: _Optional[int] = ..., ep: _Optional[int] = ..., dp_rank: _Optional[int] = ..., member: _Optional[int] = ..., members: _Optional[int] = ..., leader_acks: _Optional[bool] = ..., world_rank: _Optional[int] = ..., world_size: _Optional[int] = ...) -> None: ...
+
+class RegisterRankRequest(_message.Message):
+    __slots__ = ("mutation", "partition_id", "consumer", "topology")
+    MUTATION_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    mutation: _common_pb2.Mutation
+    partition_id: int
+    consumer: str
+    topology: Topology
+    def __init__(self, mutation: _Optional[_Union[_common_pb2.Mutation, _Mapping]] = ..., partition_id: _Optional[int] = ..., consumer: _Optional[str] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ...) -> None: ...
+
+class RegisterRankReply(_message.Message):
+    __slots__ = ("registered",)
+    REGISTERED_FIELD_NUMBER: _ClassVar[int]
+    registered: int
+    def __init__(self, registered: _Optional[int] = ...) -> None: ...
+
 class ClaimRequest(_message.Message):
-    __slots__ = ("mutation", "partition_id", "consumer", "fields", "batch_size", "sampler", "wait_ms", "abandoned")
+    __slots__ = ("mutation", "partition_id", "consumer", "fields", "batch_size", "sampler", "wait_ms", "abandoned", "where", "max_tokens", "token_field", "topology")
     MUTATION_FIELD_NUMBER: _ClassVar[int]
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
@@ -392,6 +648,10 @@ class ClaimRequest(_message.Message):
     SAMPLER_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     ABANDONED_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_FIELD_NUMBER: _ClassVar[int]
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     mutation: _common_pb2.Mutation
     partition_id: int
     consumer: str
@@ -400,19 +660,25 @@ class ClaimRequest(_message.Message):
     sampler: Sampler
     wait_ms: int
     abandoned: bool
-    def __init__(self, mutation: _Optional[_Union[_common_pb2.Mutation, _Mapping]] = ..., partition_id: _Optional[int] = ..., consumer: _Optional[str] = ..., fields: _Optional[_Iterable[str]] = ..., batch_size: _Optional[int] = ..., sampler: _Optional[_Union[Sampler, _Mapping]] = ..., wait_ms: _Optional[int] = ..., abandoned: _Optional[bool] = ...) -> None: ...
+    where: bytes
+    max_tokens: int
+    token_field: str
+    topology: Topology
+    def __init__(self, mutation: _Optional[_Union[_common_pb2.Mutation, _Mapping]] = ..., partition_id: _Optional[int] = ..., consumer: _Optional[str] = ..., fields: _Optional[_Iterable[str]] = ..., batch_size: _Optional[int] = ..., sampler: _Optional[_Union[Sampler, _Mapping]] = ..., wait_ms: _Optional[int] = ..., abandoned: _Optional[bool] = ..., where: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., token_field: _Optional[str] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ...) -> None: ...
 
 class ClaimReply(_message.Message):
-    __slots__ = ("claim_id", "lease_ms", "rows", "fields")
+    __slots__ = ("claim_id", "lease_ms", "rows", "fields", "step")
     CLAIM_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     FIELDS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     claim_id: int
     lease_ms: int
     rows: _common_pb2.Rows
     fields: _containers.RepeatedCompositeFieldContainer[Field]
-    def __init__(self, claim_id: _Optional[int] = ..., lease_ms: _Optional[int] = ..., rows: _Optional[_Union[_common_pb2.Rows, _Mapping]] = ..., fields: _Optional[_Iterable[_Union[Field, _Mapping]]] = ...) -> None: ...
+    step: int
+    def __init__(self, claim_id: _Optional[int] = ..., lease_ms: _Optional[int] = ..., rows: _Optional[_Union[_common_pb2.Rows, _Mapping]] = ..., fields: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., step: _Optional[int] = ...) -> None: ...
 
 class SettleRequest(_message.Message):
     __slots__ = ("mutation", "claim_id", "verdict")
@@ -465,12 +731,16 @@ class ListDeadRequest(_message.Message):
     def __init__(self, partition_id: _Optional[int] = ..., consumer: _Optional[str] = ...) -> None: ...
 
 class ListDeadReply(_message.Message):
-    __slots__ = ("ids", "attempts")
+    __slots__ = ("ids", "attempts", "surplus", "stale")
     IDS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    SURPLUS_FIELD_NUMBER: _ClassVar[int]
+    STALE_FIELD_NUMBER: _ClassVar[int]
     ids: bytes
     attempts: bytes
-    def __init__(self, ids: _Optional[bytes] = ..., attempts: _Optional[bytes] = ...) -> None: ...
+    surplus: bytes
+    stale: bytes
+    def __init__(self, ids: _Optional[bytes] = ..., attempts: _Optional[bytes] = ..., surplus: _Optional[bytes] = ..., stale: _Optional[bytes] = ...) -> None: ...
 
 class RequeueRequest(_message.Message):
     __slots__ = ("mutation", "partition_id", "consumer", "ids")

@@ -84,6 +84,31 @@ class ControllerStub:
                 request_serializer=tq_dot_v1_dot_controller__pb2.SetVersionRequest.SerializeToString,
                 response_deserializer=tq_dot_v1_dot_controller__pb2.PartitionReply.FromString,
                 _registered_method=True)
+        self.RegisterProducer = channel.unary_unary(
+                '/tq.v1.Controller/RegisterProducer',
+                request_serializer=tq_dot_v1_dot_controller__pb2.RegisterProducerRequest.SerializeToString,
+                response_deserializer=tq_dot_v1_dot_controller__pb2.RegisterProducerReply.FromString,
+                _registered_method=True)
+        self.UnregisterProducer = channel.unary_unary(
+                '/tq.v1.Controller/UnregisterProducer',
+                request_serializer=tq_dot_v1_dot_controller__pb2.UnregisterProducerRequest.SerializeToString,
+                response_deserializer=tq_dot_v1_dot_controller__pb2.UnregisterProducerReply.FromString,
+                _registered_method=True)
+        self.AcquirePermit = channel.unary_unary(
+                '/tq.v1.Controller/AcquirePermit',
+                request_serializer=tq_dot_v1_dot_controller__pb2.AcquirePermitRequest.SerializeToString,
+                response_deserializer=tq_dot_v1_dot_controller__pb2.AcquirePermitReply.FromString,
+                _registered_method=True)
+        self.ReturnPermit = channel.unary_unary(
+                '/tq.v1.Controller/ReturnPermit',
+                request_serializer=tq_dot_v1_dot_controller__pb2.ReturnPermitRequest.SerializeToString,
+                response_deserializer=tq_dot_v1_dot_controller__pb2.ReturnPermitReply.FromString,
+                _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/tq.v1.Controller/Watch',
+                request_serializer=tq_dot_v1_dot_controller__pb2.WatchRequest.SerializeToString,
+                response_deserializer=tq_dot_v1_dot_controller__pb2.Change.FromString,
+                _registered_method=True)
         self.Commit = channel.unary_unary(
                 '/tq.v1.Controller/Commit',
                 request_serializer=tq_dot_v1_dot_controller__pb2.CommitRequest.SerializeToString,
@@ -113,6 +138,11 @@ class ControllerStub:
                 '/tq.v1.Controller/Claim',
                 request_serializer=tq_dot_v1_dot_controller__pb2.ClaimRequest.SerializeToString,
                 response_deserializer=tq_dot_v1_dot_controller__pb2.ClaimReply.FromString,
+                _registered_method=True)
+        self.RegisterRank = channel.unary_unary(
+                '/tq.v1.Controller/RegisterRank',
+                request_serializer=tq_dot_v1_dot_controller__pb2.RegisterRankRequest.SerializeToString,
+                response_deserializer=tq_dot_v1_dot_controller__pb2.RegisterRankReply.FromString,
                 _registered_method=True)
         self.Settle = channel.unary_unary(
                 '/tq.v1.Controller/Settle',
@@ -224,6 +254,47 @@ class ControllerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RegisterProducer(self, request, context):
+        """Registers this session as one that makes samples for the partition, until UnregisterProducer or until the session ends.
+        Once every producer that registered is gone, and the last of them died (its session was not closed), claims that would
+        wait for samples end with PRODUCERS_GONE, until another registers or the partition is sealed. Repeatable.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnregisterProducer(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AcquirePermit(self, request, context):
+        """Admits samples that are about to be generated, at the version current now, as a permit of this session: see Policy.
+        Waits up to `wait_ms` until there is room, then BACKPRESSURE_TIMEOUT. Commits take from the permit; what is left of it
+        is given back by ReturnPermit, or when the session ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReturnPermit(self, request, context):
+        """Gives back what is left of a permit; one that is gone already is passed over.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Watch(self, request, context):
+        """Streams what changes in a partition, from its state after journal sequence `from_sequence` on. When the controller does
+        not remember that far back (0 never is), the stream begins with `listing` changes, which name every live sample, the
+        last of them with `complete`. Ends with PARTITION_NOT_FOUND once the partition is deleted. A watcher that does not keep
+        up gets a new listing instead of what it missed; it delays nobody.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Commit(self, request, context):
         """Makes written blocks visible, all of them or none: new samples, or new fields of samples that exist. The extents become
         sealed; the storage nodes hear of it from the controller. Refused with LEASE_EXPIRED when the session that reserved
@@ -268,6 +339,21 @@ class ControllerServicer:
         """Leases a batch of ready samples to a session. Waits until `batch_size` samples are ready. When the partition is sealed
         and nothing is pending, hands out what is left; when nothing is left or leased: SEALED. The claim's blocks stay pinned
         until it is settled or expires. A claim whose caller went away before it was granted is not granted.
+
+        With a `topology`, the claim is of the next share of one DP rank: every member of that rank asks by itself, and all of
+        them are given the same rows in the same order, as `step` of the reply. The first to ask makes the share. It is consumed
+        when every member has acked (or the leader, member 0, alone with `leader_acks`). When a member releases its claim, or
+        its session ends, the share is delivered again, whole and to all members, before any other; a claim that a member
+        still holds on the delivery before is refused with LEASE_EXPIRED from then on. The rank is registered as by RegisterRank.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RegisterRank(self, request, context):
+        """Takes a rank's place in the topology of a consumer, until its session ends. TOPOLOGY_MISMATCH when its sizes do not
+        multiply to its world or differ from those of the ranks that are registered and live, when a live session holds the
+        place, or when the expert parallelism that is asked for cannot be the one in effect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -296,7 +382,7 @@ class ControllerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListDead(self, request, context):
-        """Samples that were given up after max_attempts deliveries.
+        """Samples that were given up after max_attempts deliveries, and those that were dropped otherwise.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -379,6 +465,31 @@ def add_ControllerServicer_to_server(servicer, server):
                     request_deserializer=tq_dot_v1_dot_controller__pb2.SetVersionRequest.FromString,
                     response_serializer=tq_dot_v1_dot_controller__pb2.PartitionReply.SerializeToString,
             ),
+            'RegisterProducer': grpc.unary_unary_rpc_method_handler(
+                    servicer.RegisterProducer,
+                    request_deserializer=tq_dot_v1_dot_controller__pb2.RegisterProducerRequest.FromString,
+                    response_serializer=tq_dot_v1_dot_controller__pb2.RegisterProducerReply.SerializeToString,
+            ),
+            'UnregisterProducer': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnregisterProducer,
+                    request_deserializer=tq_dot_v1_dot_controller__pb2.UnregisterProducerRequest.FromString,
+                    response_serializer=tq_dot_v1_dot_controller__pb2.UnregisterProducerReply.SerializeToString,
+            ),
+            'AcquirePermit': grpc.unary_unary_rpc_method_handler(
+                    servicer.AcquirePermit,
+                    request_deserializer=tq_dot_v1_dot_controller__pb2.AcquirePermitRequest.FromString,
+                    response_serializer=tq_dot_v1_dot_controller__pb2.AcquirePermitReply.SerializeToString,
+            ),
+            'ReturnPermit': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReturnPermit,
+                    request_deserializer=tq_dot_v1_dot_controller__pb2.ReturnPermitRequest.FromString,
+                    response_serializer=tq_dot_v1_dot_controller__pb2.ReturnPermitReply.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=tq_dot_v1_dot_controller__pb2.WatchRequest.FromString,
+                    response_serializer=tq_dot_v1_dot_controller__pb2.Change.SerializeToString,
+            ),
             'Commit': grpc.unary_unary_rpc_method_handler(
                     servicer.Commit,
                     request_deserializer=tq_dot_v1_dot_controller__pb2.CommitRequest.FromString,
@@ -408,6 +519,11 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.Claim,
                     request_deserializer=tq_dot_v1_dot_controller__pb2.ClaimRequest.FromString,
                     response_serializer=tq_dot_v1_dot_controller__pb2.ClaimReply.SerializeToString,
+            ),
+            'RegisterRank': grpc.unary_unary_rpc_method_handler(
+                    servicer.RegisterRank,
+                    request_deserializer=tq_dot_v1_dot_controller__pb2.RegisterRankRequest.FromString,
+                    response_serializer=tq_dot_v1_dot_controller__pb2.RegisterRankReply.SerializeToString,
             ),
             'Settle': grpc.unary_unary_rpc_method_handler(
                     servicer.Settle,
@@ -726,6 +842,141 @@ class Controller:
             _registered_method=True)
 
     @staticmethod
+    def RegisterProducer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tq.v1.Controller/RegisterProducer',
+            tq_dot_v1_dot_controller__pb2.RegisterProducerRequest.SerializeToString,
+            tq_dot_v1_dot_controller__pb2.RegisterProducerReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnregisterProducer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tq.v1.Controller/UnregisterProducer',
+            tq_dot_v1_dot_controller__pb2.UnregisterProducerRequest.SerializeToString,
+            tq_dot_v1_dot_controller__pb2.UnregisterProducerReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AcquirePermit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tq.v1.Controller/AcquirePermit',
+            tq_dot_v1_dot_controller__pb2.AcquirePermitRequest.SerializeToString,
+            tq_dot_v1_dot_controller__pb2.AcquirePermitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReturnPermit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tq.v1.Controller/ReturnPermit',
+            tq_dot_v1_dot_controller__pb2.ReturnPermitRequest.SerializeToString,
+            tq_dot_v1_dot_controller__pb2.ReturnPermitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tq.v1.Controller/Watch',
+            tq_dot_v1_dot_controller__pb2.WatchRequest.SerializeToString,
+            tq_dot_v1_dot_controller__pb2.Change.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Commit(request,
             target,
             options=(),
@@ -877,6 +1128,33 @@ class Controller:
             '/tq.v1.Controller/Claim',
             tq_dot_v1_dot_controller__pb2.ClaimRequest.SerializeToString,
             tq_dot_v1_dot_controller__pb2.ClaimReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RegisterRank(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tq.v1.Controller/RegisterRank',
+            tq_dot_v1_dot_controller__pb2.RegisterRankRequest.SerializeToString,
+            tq_dot_v1_dot_controller__pb2.RegisterRankReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tqserver.controller.core.admission import Demand, Limit
 from tqserver.controller.core.blocks import BlockRecord, Extent
 from tqserver.controller.core.claims import Readiness
 from tqserver.controller.core.core import Core, Outcome
@@ -20,9 +21,11 @@ from tqserver.controller.core.effects import (
 __all__ = [
     "BlockRecord",
     "Core",
+    "Demand",
     "Effect",
     "Extent",
     "Freed",
+    "Limit",
     "NodeAttached",
     "Outcome",
     "PartitionGone",

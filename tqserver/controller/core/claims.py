@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
 
 import numpy as np
 
 from tqclient import limits as wire_limits
-from tqclient.errors import ClaimTimeout, InvalidArgument, SampleNotFound, Sealed
+from tqclient.errors import InvalidArgument, SampleNotFound
+from tqclient.wire.packing import I64, pack_array
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import journal_pb2
-from tqserver.controller.core import effects, limits, validate
-from tqserver.controller.core.consumer import CONSUMED, DEAD, LEASED, OPEN, STALE, Consumer
-from tqserver.controller.core.partition import Partition
+from tqserver.controller.core import effects, ranks, validate
+from tqserver.controller.core.consumer import CONSUMED, DEAD
+from tqserver.controller.core.retire import check_not_retired
 from tqserver.controller.core.rows import blocks_of, rows_of
-from tqserver.controller.core.samplers import Sampler, SampleRequest, sampler_of
+from tqserver.controller.core.samplers import Custom, sampler_of
 from tqserver.controller.core.sessions import Claim
 from tqserver.controller.core.state import Effects, State
-from tqserver.controller.core.view import View
+from tqserver.controller.core.wanted import Wanted
 
 
 class Readiness(Enum):
@@ -32,45 +32,44 @@ class Readiness(Enum):
     """Nothing is left or leased, and the partition is sealed: it ends with Sealed."""
 
 
-class _Wanted(NamedTuple):
-    partition: Partition
-    consumer: Consumer
-    view: View
-    sampler: Sampler
-    sample: SampleRequest
-
-
-def _wanted(state: State, request: pb.ClaimRequest) -> _Wanted:
-    validate.claim(request)
-    session = state.session_of(request.mutation)
-    partition = state.partition(request.partition_id)
-    partition.check_consumer(request.consumer)
-    if len(session.claims) >= limits.CLAIMS_PER_SESSION_MAX:
-        raise InvalidArgument(
-            f"session {session.session} holds {limits.CLAIMS_PER_SESSION_MAX} claims, the most it can: settle some"
-        )
-    consumer = partition.tracked(request.consumer)
-    view = partition.view(consumer, request.fields)
-    sampler, params = sampler_of(request)
-    final = partition.sealed and consumer.pending(view) == 0
-    return _Wanted(partition, consumer, view, sampler, SampleRequest(request.batch_size, final, params))
-
-
-def _readiness(wanted: _Wanted) -> Readiness:
-    if wanted.sampler.has(wanted.view, wanted.sample):
+def _readiness(wanted: Wanted) -> Readiness:
+    if ranks.ready(wanted) if wanted.request.HasField("topology") else wanted.has():
         return Readiness.READY
-    left = wanted.view.count or wanted.consumer.counts[LEASED]
-    return Readiness.DRAINED if wanted.sample.final and not left else Readiness.WAIT
+    if wanted.partition.producers_died and not wanted.partition.sealed:
+        raise wanted.unmet()
+    return Readiness.DRAINED if wanted.drained else Readiness.WAIT
 
 
 def readiness(state: State, request: pb.ClaimRequest) -> Readiness:
     """Says what a claim would meet now. Only the first look at a field set depends on the partition's size."""
-    return _readiness(_wanted(state, request))
+    return _readiness(Wanted.of(state, request))
 
 
 def ready_count(state: State, request: pb.ClaimRequest) -> int:
     """Returns how many samples are ready for a claim."""
-    return _wanted(state, request).view.count
+    return Wanted.of(state, request).view.count
+
+
+def rate_note(state: State, request: pb.ClaimRequest) -> str:
+    """Says how a rate limit holds a claim back."""
+    return Wanted.of(state, request).rate_note()
+
+
+def choice(state: State, request: pb.ClaimRequest) -> bytes:
+    """Returns the ids that a user's sampler chooses for a claim now; nothing for the controller's own samplers."""
+    if not isinstance(sampler_of(request)[0], Custom):
+        return b""
+    wanted = Wanted.of(state, request)
+    slots = wanted.choose()
+    return b"" if slots is None else pack_array(wanted.partition.samples.ids[slots], I64)
+
+
+def countable(state: State, request: pb.ClaimRequest) -> bool:
+    """Whether any `batch_size` ready samples meet a claim."""
+    sampler, _ = sampler_of(request)
+    partition = state.partitions.get(request.partition_id)
+    free = partition is None or not partition.policy.HasField("rate_limit")
+    return free and sampler.countable and not request.max_tokens and not request.HasField("topology")
 
 
 def is_outsized(state: State, request: pb.ClaimRequest) -> bool:
@@ -83,20 +82,16 @@ def is_outsized(state: State, request: pb.ClaimRequest) -> bool:
 
 def claim(state: State, request: pb.ClaimRequest, now: float, out: Effects) -> pb.ClaimReply:
     """Applies a ClaimRequest."""
-    wanted = _wanted(state, request)
-    partition = wanted.partition
-    slots = wanted.sampler.sample(wanted.view, wanted.sample)
+    wanted = Wanted.of(state, request)
+    if isinstance(wanted.sampler, Custom):
+        raise InvalidArgument(f"sampler {wanted.sampler.name!r}: its choice is not in the journal")
+    if request.HasField("topology"):
+        return ranks.claim(state, wanted, now, out)
+    slots = wanted.choose()
     if slots is None:
-        if _readiness(wanted) is Readiness.DRAINED:
-            raise Sealed(f"{partition} is sealed, and consumer {request.consumer!r} has had all of it")
-        raise ClaimTimeout(
-            f"{partition}: {wanted.view.count} samples are ready for consumer {request.consumer!r}, "
-            f"{request.batch_size} are wanted, and {wanted.consumer.pending(wanted.view)} wait for a field"
-        )
-    consumer = partition.admit(request.consumer)
-    consumer.last_fields = tuple(sorted(request.fields))
+        raise wanted.unmet()
+    partition, consumer = wanted.partition, wanted.take(slots)
     consumer.attempts[slots] += 1
-    consumer.move(slots, LEASED)
     fields = tuple(request.fields) or tuple(partition.samples.columns)
     blocks = blocks_of(partition.samples, slots, fields)
     state.blocks.claim(blocks)
@@ -111,6 +106,8 @@ def claim(state: State, request: pb.ClaimRequest, now: float, out: Effects) -> p
     )
     state.next_claim += 1
     state.leases.add_claim(granted, now)
+    if wanted.limiter is not None:
+        out.append(effects.RoomChanged(partition.partition_id))
     return pb.ClaimReply(
         claim_id=granted.claim_id,
         lease_ms=granted.lease_ms,
@@ -122,6 +119,9 @@ def claim(state: State, request: pb.ClaimRequest, now: float, out: Effects) -> p
 def end_claim(state: State, claim_id: int, now: float, out: Effects, *, consumed: bool) -> None:
     """Ends a claim: its samples are consumed, or ready again unless they are stale or were delivered too often."""
     ended = state.leases.end_claim(claim_id)
+    if ended.membership is not None:
+        ranks.end_membership(state, ended, now, out, consumed=consumed)
+        return
     partition = state.partitions.get(ended.partition_id)
     if partition is not None:
         consumer = partition.consumers[ended.consumer]
@@ -131,10 +131,8 @@ def end_claim(state: State, claim_id: int, now: float, out: Effects, *, consumed
             consumer.move(slots, CONSUMED)
         else:
             spent = consumer.attempts[slots] >= partition.policy.max_attempts
-            stale = partition.stale(slots) & ~spent
             consumer.move(slots[spent], DEAD)
-            consumer.move(slots[stale], STALE)
-            consumer.move(slots[~(spent | stale)], OPEN)
+            partition.reopen(consumer, slots[~spent])
         out.append(effects.ReadinessChanged(ended.partition_id))
     out += state.blocks.retire(state.blocks.unclaim(ended.blocks), now)
 
@@ -160,18 +158,20 @@ def reset_consumer(state: State, request: pb.ResetConsumerRequest, now: float, o
     state.session_of(request.mutation)
     partition = state.partition(request.partition_id)
     partition.check_consumer(request.consumer)
+    check_not_retired(partition)
     consumer = partition.consumers.get(request.consumer)
     if consumer is None:  # it was never granted anything
         return pb.ResetConsumerReply()
     key = (partition.partition_id, request.consumer)
+    if consumer.ranks is not None:
+        ranks.dissolve(state, partition, consumer, list(consumer.ranks.replicas), now, out)
     held = [c.claim_id for c in state.leases.claims.values() if (c.partition_id, c.consumer) == key]
     for claim_id in held:
         end_claim(state, claim_id, now, out, consumed=False)
     slots = partition.samples.slots()
-    stale = partition.stale(slots)
+    consumer.granted_groups.clear()
     consumer.attempts[slots] = 0
-    consumer.move(slots[stale], STALE)
-    consumer.move(slots[~stale], OPEN)
+    partition.reopen(consumer, slots)
     out.append(effects.ReadinessChanged(partition.partition_id))
     return pb.ResetConsumerReply()
 
@@ -182,6 +182,7 @@ def requeue(state: State, request: pb.RequeueRequest, now: float, out: Effects) 
     state.session_of(request.mutation)
     partition = state.partition(request.partition_id)
     partition.check_consumer(request.consumer)
+    check_not_retired(partition)
     slots = partition.samples.find(ids)
     consumer = partition.consumers.get(request.consumer)
     dead = slots >= 0 if consumer is not None else np.zeros(len(ids), dtype=np.bool_)
@@ -197,9 +198,7 @@ def requeue(state: State, request: pb.RequeueRequest, now: float, out: Effects) 
             ids=ids[rows].tolist(),
             rows=rows.tolist(),
         )
-    stale = partition.stale(slots)
     consumer.attempts[slots] = 0
-    consumer.move(slots[stale], STALE)
-    consumer.move(slots[~stale], OPEN)
+    partition.reopen(consumer, slots)
     out.append(effects.ReadinessChanged(partition.partition_id))
     return pb.RequeueReply()

@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient import limits as wire_limits
-from tqclient.errors import BackpressureTimeout, DuplicateKey, InvalidArgument, LeaseExpired, Sealed
+from tqclient.errors import DuplicateKey, InvalidArgument, LeaseExpired, Sealed
 from tqclient.schema import join
 from tqclient.wire.packing import I64, pack_array
 from tqclient.wire.v1 import controller_pb2 as pb
-from tqserver.controller.core import effects, validate
+from tqserver.controller.core import admission, changes, effects, validate
 from tqserver.controller.core.blocks import BlockRecord, sealed_effects
 from tqserver.controller.core.partition import Partition
+from tqserver.controller.core.samples import LENGTH_UNKNOWN
 from tqserver.controller.core.state import Effects, State
 
 T = TypeVar("T")
@@ -50,49 +51,34 @@ def commit(state: State, request: pb.CommitRequest, now: float, out: Effects) ->
     rows = np.flatnonzero(plan.written)
     tags = None if put.tags is None else partition.samples.merged_tags(plan.slots[rows], put.tags, rows)
     new_rows = plan.new_rows
-    if len(new_rows):
-        if partition.sealed:
-            raise Sealed(f"{partition} is sealed: it takes no more samples")
-        partition.check_fits_empty(len(new_rows), put.size_bytes)
-        if not partition.has_room(len(new_rows), put.size_bytes):
-            raise BackpressureTimeout(
-                f"{partition} has {partition.samples.live} samples and {partition.size_bytes} bytes: no room for "
-                f"{len(new_rows)} more samples of {put.size_bytes} bytes; clear what was consumed"
-            )
+    if len(new_rows) and partition.sealed:
+        raise Sealed(f"{partition} is sealed: it takes no more samples")
+    permit = admission.permit_of(partition, request.permit, request.mutation.session, len(new_rows))
+    if admission.is_limited(partition):
+        lacks = admission.demand(partition, _incoming(partition, put, plan, permitted=permit is not None)).lacks
+        if lacks:
+            raise admission.held_back(partition, lacks)
     _append(state, partition, put, plan, new_rows)
+    admission.put(state, partition, len(new_rows), permit)
     _describe(partition, put, plan.slots[rows], rows, tags)
+    if put.groups is not None and len(rows) > len(new_rows):
+        for consumer in partition.everyone():
+            consumer.forget_groups()
     _write(state, partition, put, plan, now, out)
+    _note_changes(partition, put, plan, new_rows)
     _refresh(partition, plan, new_rows)
     out.append(effects.ReadinessChanged(partition.partition_id))
+    if partition.live_versions is not None and len(rows) > len(new_rows):
+        out.append(effects.RoomChanged(partition.partition_id))  # a version may have gone
     return pb.CommitReply(ids=pack_array(partition.samples.ids[plan.slots], I64), fields=partition.fields())
 
 
-def needs_room(state: State, request: pb.CommitRequest) -> bool:
-    """Whether the commit adds samples to a partition that has limits and takes samples."""
-    partition = state.partition(request.partition_id)
-    policy = partition.policy
-    limited = policy.HasField("capacity_samples") or policy.HasField("capacity_bytes")
-    return limited and not partition.sealed and _new_rows(partition, request) > 0
-
-
-def has_room(state: State, request: pb.CommitRequest) -> bool:
-    """Whether the commit would not be refused for lack of room; whatever else is wrong with it, it need not wait."""
-    if not needs_room(state, request):
-        return True
-    partition = state.partition(request.partition_id)
-    new_rows = _new_rows(partition, request)
-    size_bytes = sum(extent.length for block in request.blocks for extent in block.extents)
-    partition.check_fits_empty(new_rows, size_bytes)
-    return partition.has_room(new_rows, size_bytes)
-
-
-def _new_rows(partition: Partition, request: pb.CommitRequest) -> int:
-    if request.ids:
-        return 0
-    if not request.HasField("keys"):
-        return request.rows
-    keys = validate.sample_keys(request.keys, rows=request.rows)
-    return int(np.count_nonzero(partition.samples.find_keys(keys) < 0))
+def _incoming(partition: Partition, put: validate.Commit, plan: _Plan, *, permitted: bool) -> admission.Incoming:
+    versions = None
+    if put.versions is not None and partition.live_versions is not None:
+        replace = put.ids is None or put.upsert
+        versions = admission.versions_after(partition, plan.slots, put.versions[1], plan.written, replace=replace)
+    return admission.Incoming(len(plan.new_rows), put.size_bytes, permitted, plan.slots, versions)
 
 
 def _plan(partition: Partition, put: validate.Commit) -> _Plan:
@@ -194,8 +180,12 @@ def _describe(
         slots, low, high = slots[given], low[given], high[given]
         own_low, own_high = samples.version_min[slots], samples.version_max[slots]
         keep = (own_low >= 0) & (not replace)
+        if partition.live_versions is not None:
+            partition.live_versions.discard(slots)
         samples.version_min[slots] = np.where(keep, np.minimum(own_low, low), low)
         samples.version_max[slots] = np.where(keep, np.maximum(own_high, high), high)
+        if partition.live_versions is not None:
+            partition.live_versions.add(slots)
 
 
 def _chosen(values: list[T], rows: NDArray[np.int64]) -> list[T]:
@@ -223,6 +213,7 @@ def _write(state: State, partition: Partition, put: validate.Commit, plan: _Plan
     block_ids = index.astype(np.uint64) + np.uint64(state.next_block)
     state.next_block += len(records)
     slots = plan.slots[plan.written]
+    _set_lengths(partition, put, slots, plan.written)
     replaced = [samples.write(name, slots, block_ids, row_in_block) for name in put.fields]
     out += sealed_effects(records)
     emptied = state.blocks.drop_references(np.concatenate(replaced))
@@ -233,6 +224,30 @@ def _write(state: State, partition: Partition, put: validate.Commit, plan: _Plan
         out.append(effects.RoomChanged(partition.partition_id))
 
 
+def _set_lengths(
+    partition: Partition, put: validate.Commit, slots: NDArray[np.int64], written: NDArray[np.bool_]
+) -> None:
+    samples = partition.samples
+    for field, (form, _) in put.fields.items():
+        dense = dict(validate.dense_lengths(field, form))
+        for path in validate.ragged_paths(field, samples.columns[field].form):
+            if path in put.lengths:
+                samples.set_lengths(path, slots, put.lengths[path][written])
+            elif path in dense:  # rows of one tensor joined a jagged column
+                samples.set_lengths(path, slots, dense[path])
+            elif path in samples.lengths:
+                samples.set_lengths(path, slots, LENGTH_UNKNOWN)
+
+
+def _note_changes(partition: Partition, put: validate.Commit, plan: _Plan, new_rows: NDArray[np.int64]) -> None:
+    is_new = np.zeros(put.rows, dtype=np.bool_)
+    is_new[new_rows] = True
+    for added, chosen in ((True, is_new), (False, plan.written & ~is_new)):
+        slots = plan.slots[chosen]
+        if len(slots):
+            partition.changes.add(*changes.written(partition.samples, slots, put.fields, added=added))
+
+
 def _refresh(partition: Partition, plan: _Plan, new_rows: NDArray[np.int64]) -> None:
     slots = plan.slots[plan.written]
     # All rows are new as a rule, and then their slots are a range.
@@ -240,4 +255,6 @@ def _refresh(partition: Partition, plan: _Plan, new_rows: NDArray[np.int64]) -> 
     where = slice(int(slots[0]), int(slots[-1]) + 1) if contiguous else slots
     for consumer in partition.everyone():
         consumer.refresh(where)
+    if len(new_rows):
+        partition.drop_late(plan.slots[new_rows])
     partition.apply_staleness(slots)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tqserver.controller.core import limits
-from tqserver.controller.core.view import View
+from tqserver.controller.core.groups import GroupIndex
+from tqserver.controller.core.priorities import PriorityIndex
+from tqserver.controller.core.shares import RankGroup
+from tqserver.controller.core.tags import TagFilter
+from tqserver.controller.core.view import View, ViewKey
+
+if TYPE_CHECKING:
+    from tqserver.controller.core.changes import Changes
+    from tqserver.controller.core.samples import SampleTable
 
 OPEN: Final = 0
 """Pending, or ready once the fields that are asked for are written."""
@@ -22,9 +29,10 @@ STALE: Final = 4
 """Dropped: ruled out by max_staleness."""
 GONE: Final = 5
 """No sample lies in this slot any more."""
-STATES: Final = 6
-
-Written = Callable[[tuple[str, ...], Any], "NDArray[np.bool_]"]
+SURPLUS: Final = 6
+"""Dropped: its group was granted without it."""
+STATES: Final = 7
+_SETTLED: Final = (CONSUMED, DEAD, STALE, SURPLUS)
 
 
 class Consumer:
@@ -36,24 +44,32 @@ class Consumer:
         attempts: uint16 [capacity]: deliveries so far.
         counts: int64 [STATES]: slots in each state.
         last_fields: those of its latest claim; its pending and ready samples are counted by them.
+        grants: claims and shares that it was granted so far; a random sampler draws by it.
+        changes: of its partition, once it is one of that one's consumers.
+        ranks: its topology and the shares of its DP ranks; None: no rank ever registered.
+        granted_groups: encoded groups that were granted whole: who joins them later is surplus.
     """
 
-    def __init__(self, name: str, capacity: int, written: Written) -> None:
+    def __init__(self, name: str, capacity: int, samples: SampleTable) -> None:
         self.name = name
         self.state = np.zeros(capacity, dtype=np.uint8)
         self.attempts = np.zeros(capacity, dtype=np.uint16)
         self.counts = np.zeros(STATES, dtype=np.int64)
         self.last_fields: tuple[str, ...] | None = None
         # A cache: what a view says follows from the states and the columns.
-        self.views: OrderedDict[tuple[str, ...], View] = OrderedDict()
-        self._written = written
+        self.views: OrderedDict[ViewKey, View] = OrderedDict()
+        self.grants = 0
+        self.granted_groups: dict[bytes, None] = {}
+        self.ranks: RankGroup | None = None
+        self.changes: Changes | None = None
+        self._samples = samples
 
     def resize(self, capacity: int) -> None:
         """Makes room for more slots."""
         self.state = grown(self.state, capacity)
         self.attempts = grown(self.attempts, capacity)
         for view in self.views.values():
-            view.ready = grown(view.ready, capacity)
+            view.resize(capacity)
 
     def begin(self, alive: NDArray[np.bool_], stale: NDArray[np.bool_]) -> None:
         """Takes in the first slots, of which nothing is known yet: as open, or stale, where a sample lies in them."""
@@ -75,6 +91,8 @@ class Consumer:
         """Puts slots, each named once, into a state."""
         if not len(slots):
             return
+        if self.changes is not None and state in _SETTLED:
+            self.changes.settle(self.name, slots, self._samples, consumed=state == CONSUMED)
         self.counts -= np.bincount(self.state[slots], minlength=STATES)
         self.counts[state] += len(slots)
         self.state[slots] = state
@@ -86,36 +104,72 @@ class Consumer:
 
     def refresh(self, slots: Any) -> None:
         """Brings the views up to date for slots (int64 [n] or a slice) whose state or columns changed."""
-        if self.views:
-            is_open = self.state[slots] == OPEN
-            for view in self.views.values():
-                mask = is_open & self._written(view.fields, slots) if is_open.any() else is_open
-                view.assign(slots, mask)
+        if not self.views:
+            return
+        is_open = self.state[slots] == OPEN
+        any_open = bool(is_open.any())
+        for view in self.views.values():
+            if any_open:
+                matching = is_open if view.filter is None else is_open & self._samples.matching(view.filter, slots)
+                view.update(slots, matching & self._samples.written(view.key.fields, slots), matching)
+            else:
+                view.update(slots, is_open, is_open)
 
-    def view(self, fields: tuple[str, ...], size: int) -> View:
-        """Returns the view over a sorted field set, made on first use (linear in the partition's size)."""
-        view = self.views.get(fields)
+    def forget_groups(self) -> None:
+        """Samples changed their groups: which groups are complete is found out anew."""
+        for view in self.views.values():
+            view.group_indexes.clear()
+
+    def view(self, key: ViewKey, size: int) -> View:
+        """Returns the view of a key, made on first use (linear in the partition's size)."""
+        view = self.views.get(key)
         if view is None:
-            ready = np.zeros(len(self.state), dtype=np.bool_)
             used = slice(0, size)
-            ready[used] = (self.state[used] == OPEN) & self._written(fields, used)
-            view = self.views[fields] = View(fields, ready)
+            is_open = self.state[used] == OPEN
+            matching = None
+            if key.where or key.unaborted:
+                passes = TagFilter(key.where, key.unaborted)
+                is_open &= self._samples.matching(passes, used)
+                matching = (passes, grown(is_open, len(self.state)))
+            ready = grown(is_open & self._samples.written(key.fields, used), len(self.state))
+            view = self.views[key] = View(key, ready, matching)
             if len(self.views) > limits.VIEWS_PER_CONSUMER_MAX:
                 self.views.popitem(last=False)
-        self.views.move_to_end(fields)
+        self.views.move_to_end(key)
         return view
 
+    def groups(self, view: View, size: int | None) -> GroupIndex:
+        """Returns which groups are complete in a view, found out on first use (linear in the partition's size)."""
+        index = view.group_indexes.get(size)
+        if index is None:
+            if len(view.group_indexes) >= limits.GROUP_SIZES_PER_VIEW_MAX:
+                view.group_indexes.pop(next(iter(view.group_indexes)))
+            index = view.group_indexes[size] = GroupIndex(self._samples, view.ready, size)
+        return index
+
+    def priorities(self, view: View, tag: str) -> PriorityIndex:
+        """Returns where the highest numbers under a tag are, found out on first use."""
+        index = view.priorities.get(tag)
+        if index is None:
+            if len(view.priorities) >= limits.PRIORITIES_PER_VIEW_MAX:
+                view.priorities.pop(next(iter(view.priorities)))
+            index = view.priorities[tag] = PriorityIndex()
+        return index
+
     def pending(self, view: View) -> int:
-        """Returns how many samples wait for one of the view's fields."""
-        return int(self.counts[OPEN]) - view.count
+        """Returns how many samples of the view's choice wait for one of its fields."""
+        return (int(self.counts[OPEN]) if view.open is None else view.open.count) - view.count
 
     def compact(self, kept: NDArray[np.int64], capacity: int) -> None:
         """Keeps these slots, in this order, as the first ones."""
         self.state = grown(self.state[kept], capacity)
         self.attempts = grown(self.attempts[kept], capacity)
         self.counts[GONE] = 0
-        for fields, view in self.views.items():
-            self.views[fields] = View(fields, grown(view.ready[kept], capacity))
+        for key, view in self.views.items():
+            matching = None
+            if view.filter is not None and view.open is not None:
+                matching = (view.filter, grown(view.open.ready[kept], capacity))
+            self.views[key] = View(key, grown(view.ready[kept], capacity), matching)
 
 
 def grown(array: NDArray[Any], capacity: int) -> NDArray[Any]:

@@ -15,21 +15,27 @@ from tqclient.errors import InvalidArgument, SampleNotFound, TQError
 from tqclient.wire.packing import I64, U32, pack_array
 from tqclient.wire.v1 import common_pb2, controller_pb2, journal_pb2
 from tqserver.controller.core import (
+    admission,
     claims,
     commit,
     invariants,
     lifecycle,
     limits,
     membership,
+    producers,
+    ranks,
+    retire,
     rowcommands,
     snapshot,
     validate,
 )
+from tqserver.controller.core.admission import Demand
 from tqserver.controller.core.blocks import BlockRecord
+from tqserver.controller.core.changes import Listing
 from tqserver.controller.core.claims import Readiness
-from tqserver.controller.core.consumer import DEAD
+from tqserver.controller.core.consumer import DEAD, STALE, SURPLUS
 from tqserver.controller.core.dedup import REPLY_TYPES
-from tqserver.controller.core.effects import Effect
+from tqserver.controller.core.effects import Changed, Effect, ReadinessChanged
 from tqserver.controller.core.partition import Partition
 from tqserver.controller.core.rows import blocks_of, rows_of
 from tqserver.controller.core.samples import Slots
@@ -53,8 +59,14 @@ HANDLERS: Final[dict[str, Handler]] = {
     "settle": claims.settle,
     "reset_consumer": claims.reset_consumer,
     "requeue": claims.requeue,
+    "register_rank": ranks.register_rank,
+    "acquire_permit": admission.acquire_permit,
+    "return_permit": admission.return_permit,
+    "register_producer": producers.register_producer,
+    "unregister_producer": producers.unregister_producer,
     "end_session": membership.end_session,
     "expire_claim": claims.expire_claim,
+    "dissolve_replica": ranks.dissolve_replica,
     "attach_node": membership.attach_node,
     "start": membership.start,
 }
@@ -150,19 +162,40 @@ class Core:
         try:
             if kind not in REPLY_TYPES:
                 HANDLERS[kind](state, body, now, effects)
+                self._conclude(now, effects)
                 return Outcome(None, None, tuple(effects))
             validate.mutation(body.mutation)
             recorded = state.replies.recorded(body.mutation, kind)
             if recorded is not None:
                 return Outcome(recorded, None, (), repeated=True)
             state.replies.admit(body.mutation)
+            state.chosen = command.chosen_ids
             reply = HANDLERS[kind](state, body, now, effects)
         except TQError as error:
             return Outcome(None, error, ())
+        finally:
+            state.chosen = b""
         if reply is None:
             raise AssertionError(f"{kind} has no reply")
+        if self._conclude(now, effects, getattr(body, "partition_id", 0)) and isinstance(
+            reply, controller_pb2.PartitionReply
+        ):
+            reply.partition.CopyFrom(state.partition(body.partition_id).describe())
         state.replies.record(body.mutation, kind, reply)
         return Outcome(reply, None, tuple(effects))
+
+    def _conclude(self, now: float, effects: Effects, named: int = 0) -> bool:
+        """Retires partitions that a command completed, and closes its changes; says whether one retired."""
+        changed = dict.fromkeys(each.partition_id for each in effects if isinstance(each, ReadinessChanged))
+        done = [each for pid in changed if (each := self._state.partitions.get(pid)) and retire.is_done(each)]
+        for partition in done:
+            retire.retire(self._state, partition, now, effects)
+        touched = dict.fromkeys((*changed, named)) if named else changed
+        for partition_id in touched:
+            found = self._state.partitions.get(partition_id)
+            if found is not None and found.changes.end_command(self._state.sequence):
+                effects.append(Changed(partition_id))
+        return bool(done)
 
     # Leases.
 
@@ -171,16 +204,24 @@ class Core:
 
         What is not applied within `limits.DUE_AGAIN_S` is returned again.
         """
-        return [
+        orphans = [key for key, deadline in self._state.orphans.items() if deadline <= now]
+        for key in orphans:
+            self._state.orphans[key] = now + limits.DUE_AGAIN_S
+        commands = [
             journal_pb2.Command(end_session=journal_pb2.EndSession(session=found.session))
             if isinstance(found, Session)
             else journal_pb2.Command(expire_claim=journal_pb2.ExpireClaim(claim_id=found.claim_id))
             for found in self._state.leases.pop_due(now)
         ]
+        for partition_id, consumer, dp_rank in orphans:
+            dissolved = journal_pb2.DissolveReplica(partition_id=partition_id, consumer=consumer, dp_rank=dp_rank)
+            commands.append(journal_pb2.Command(dissolve_replica=dissolved))
+        return commands
 
     def next_deadline(self) -> float | None:
         """Returns when `due` or `collect` has something to do next, in monotonic seconds."""
-        times = (self._state.leases.next_deadline(), self._state.blocks.collect_deadline())
+        orphans = min(self._state.orphans.values(), default=None)
+        times = (self._state.leases.next_deadline(), self._state.blocks.collect_deadline(), orphans)
         return min((time for time in times if time is not None), default=None)
 
     def heartbeat(self, session: int, dropped_pins: Iterable[int], now: float) -> tuple[int, tuple[Effect, ...]]:
@@ -217,27 +258,39 @@ class Core:
         """Returns how many samples are ready for this claim; raises as `readiness`."""
         return claims.ready_count(self._state, request)
 
+    def choose(self, command: journal_pb2.Command) -> None:
+        """Writes into a claim, before it is journaled, what a user's sampler chooses for it.
+
+        Raises:
+            TQError: the sampler raised, or chose what it may not; or whatever the claim is refused with.
+        """
+        if command.HasField("claim"):
+            command.chosen_ids = claims.choice(self._state, command.claim)
+
+    def countable(self, request: controller_pb2.ClaimRequest) -> bool:
+        """Says whether any `batch_size` ready samples meet a claim, which `check` let pass."""
+        return claims.countable(self._state, request)
+
     def is_outsized(self, request: controller_pb2.ClaimRequest) -> bool:
         """Says whether a claim asks for more samples than its partition may hold: only a seal can meet it."""
         return claims.is_outsized(self._state, request)
 
-    def needs_room(self, request: controller_pb2.CommitRequest) -> bool:
-        """Says whether a commit adds samples to a partition that has limits.
+    def demand(self, request: controller_pb2.CommitRequest | controller_pb2.AcquirePermitRequest) -> Demand:
+        """Says which limits a put or a permit draws on, and which of them hold it back now.
 
         Raises:
             PartitionNotFound: it is gone.
-            InvalidArgument: the keys do not parse.
+            InvalidArgument: there never will be room for it; or it does not parse.
         """
-        return commit.needs_room(self._state, request)
+        return admission.demand_of(self._state, request)
 
-    def has_room(self, request: controller_pb2.CommitRequest) -> bool:
-        """Says whether a commit need not wait for room.
+    def room_queue(self, request: controller_pb2.CommitRequest | controller_pb2.AcquirePermitRequest) -> object:
+        """Returns what puts and permits have in common that draw on the same limits."""
+        return admission.queue_of(self._state, request)
 
-        Raises:
-            PartitionNotFound: it is gone.
-            InvalidArgument: it would not fit an empty partition.
-        """
-        return commit.has_room(self._state, request)
+    def rate_note(self, request: controller_pb2.ClaimRequest) -> str:
+        """Says how a rate limit holds a claim back, to end a message with; empty: none does. Raises as `readiness`."""
+        return claims.rate_note(self._state, request)
 
     # Reads.
 
@@ -251,15 +304,36 @@ class Core:
         return [self._state.partition(0, name).describe() for name in names]
 
     def list_dead(self, partition_id: int, consumer: str) -> controller_pb2.ListDeadReply:
-        """Returns the samples that were given up after max_attempts deliveries; raises PartitionNotFound."""
+        """Returns the samples that were given up: dead, surplus or stale; raises PartitionNotFound."""
         partition = self._state.partition(partition_id)
         partition.check_consumer(consumer)
         found = partition.consumers.get(consumer)
         if found is None:
             return controller_pb2.ListDeadReply()
-        dead = np.flatnonzero(found.state[: partition.samples.size] == DEAD)
-        ids, attempts = partition.samples.ids[dead], found.attempts[dead]
-        return controller_pb2.ListDeadReply(ids=pack_array(ids, I64), attempts=pack_array(attempts, U32))
+        dead, surplus, stale = (
+            np.flatnonzero(found.state[: partition.samples.size] == state) for state in (DEAD, SURPLUS, STALE)
+        )
+        ids = partition.samples.ids
+        return controller_pb2.ListDeadReply(
+            ids=pack_array(ids[dead], I64),
+            attempts=pack_array(found.attempts[dead], U32),
+            surplus=pack_array(ids[surplus], I64),
+            stale=pack_array(ids[stale], I64),
+        )
+
+    def changes(self, partition_id: int, sequence: int) -> list[controller_pb2.Change] | Listing:
+        """Returns what changed in a partition after a sequence; a listing when that is not remembered, or never was.
+
+        Raises:
+            PartitionNotFound: it is gone.
+        """
+        partition = self._state.partition(partition_id)
+        newer = partition.changes.after(sequence) if sequence <= self._state.sequence else None
+        return Listing(partition.samples, self._state.sequence) if newer is None else newer
+
+    def changed_after(self, partition_id: int, sequence: int) -> bool:
+        """Says whether a partition changed after a sequence; raises PartitionNotFound."""
+        return self._state.partition(partition_id).changes.latest > sequence
 
     def describe(self) -> controller_pb2.DescribeClusterReply:
         """Returns counts and nodes; what is volatile (waiting claims, links, usage) is the shell's to fill in."""
@@ -383,7 +457,9 @@ def _located(partition: Partition, request: controller_pb2.LocateRequest) -> Slo
     if missing:
         shown = ", ".join(repr(keys[row]) for row in missing[:8])
         raise SampleNotFound(
-            f"{partition}: {int(np.count_nonzero(slots < 0))} of {len(keys)} keys have no sample: {shown}", rows=missing
+            f"{partition}: {int(np.count_nonzero(slots < 0))} of {len(keys)} keys have no sample: {shown}"
+            f"{partition.gone_note()}",
+            rows=missing,
         )
     return slots
 

@@ -27,6 +27,11 @@ REPLY_TYPES: Final[dict[str, type[Message]]] = {
     "settle": controller_pb2.SettleReply,
     "reset_consumer": controller_pb2.ResetConsumerReply,
     "requeue": controller_pb2.RequeueReply,
+    "register_rank": controller_pb2.RegisterRankReply,
+    "acquire_permit": controller_pb2.AcquirePermitReply,
+    "return_permit": controller_pb2.ReturnPermitReply,
+    "register_producer": controller_pb2.RegisterProducerReply,
+    "unregister_producer": controller_pb2.UnregisterProducerReply,
 }
 """Command kind → its reply; the kinds that carry a Mutation."""
 

@@ -74,4 +74,21 @@ class NodeAttached:
     node: str
 
 
-Effect = Sealed | Freed | SessionOpened | SessionEnded | ReadinessChanged | RoomChanged | PartitionGone | NodeAttached
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Something changed in a partition: its watchers are owed that."""
+
+    partition_id: int
+
+
+Effect = (
+    Changed
+    | Sealed
+    | Freed
+    | SessionOpened
+    | SessionEnded
+    | ReadinessChanged
+    | RoomChanged
+    | PartitionGone
+    | NodeAttached
+)

@@ -6,9 +6,14 @@ from collections import Counter
 
 import numpy as np
 
-from tqserver.controller.core.consumer import GONE, LEASED, OPEN, STATES
+from tqserver.controller.core import tags
+from tqserver.controller.core.admission import bound
+from tqserver.controller.core.consumer import GONE, LEASED, OPEN, STALE, STATES, Consumer
+from tqserver.controller.core.groups import GroupIndex
 from tqserver.controller.core.partition import Partition
+from tqserver.controller.core.shares import Share
 from tqserver.controller.core.state import State
+from tqserver.controller.core.tags import TagFilter
 
 
 def check(state: State) -> None:
@@ -17,7 +22,13 @@ def check(state: State) -> None:
     for partition in state.partitions.values():
         _check_samples(partition, references)
         _check_consumers(partition, state)
+        _check_admission(partition, state)
     _check_blocks(state, references)
+    producing = {(s.session, pid) for s in state.leases.sessions.values() for pid in s.producing}
+    registered = {(session, p.partition_id) for p in state.partitions.values() for session in p.producers}
+    _require(producing == registered, "sessions know what they produce for")
+    for partition in state.partitions.values():
+        _require(not partition.retired or not partition.samples.live, "a retired partition has no samples")
     _require(state.names == {p.name: p.partition_id for p in state.partitions.values()}, "names and partitions agree")
 
 
@@ -39,11 +50,45 @@ def _check_samples(partition: Partition, references: Counter[int]) -> None:
     members = Counter(samples.group[:size][alive].tolist())
     sizes = [members.get(index, 0) for index in range(len(samples.group_values))]
     _require(samples.group_sizes == sizes, "group members are counted")
+    named = Counter(shard for own in samples.tags if own and (shard := tags.shard(own)) is not None)
+    _require(samples.shard_sizes == named, "the samples of shards are counted")
     for name, column in samples.columns.items():
         written = column.block[:size] != 0
         _require(column.written == int(written.sum()), f"{name}: written samples are counted")
         _require(not (written & ~alive).any(), f"{name}: cleared slots point nowhere")
         references.update(column.block[:size][written].tolist())
+
+
+def _check_admission(partition: Partition, state: State) -> None:
+    admitted, samples, policy = partition.admitted, partition.samples, partition.policy
+    permits = admitted.permits.values()
+    _require(admitted.running == sum(permit.left for permit in permits), "running samples are counted")
+    for permit in permits:
+        holder = state.leases.sessions.get(permit.session)
+        known = holder is not None and holder.permits.get(permit.permit) == partition.partition_id
+        _require(known and permit.left > 0, "a permit with samples left is a live session's")
+    held = sum(p == partition.partition_id for s in state.leases.sessions.values() for p in s.permits.values())
+    _require(held == len(permits), "sessions hold the permits that there are")
+    _require(admitted.accepted <= admitted.inserted, "what is accepted was inserted")
+    if policy.staleness == "wait":
+        within = admitted.accepted + admitted.running <= bound(partition)
+        _require(within, "accepted and running samples are within the bound")
+    if partition.live_versions is not None:
+        versions = Counter(samples.version_max[samples.slots()].tolist())
+        versions.pop(-1, None)
+        _require(partition.live_versions.counts == versions, "live versions are counted")
+        _require(len(versions) <= policy.capacity_versions, "no more versions are live than may be")
+
+
+def _check_groups(partition: Partition, consumer: Consumer) -> None:
+    if not consumer.granted_groups:
+        return
+    samples, slots = partition.samples, partition.samples.slots()
+    stale = slots[partition.stale(slots) & (consumer.state[slots] == STALE)]
+    breaking = stale[samples.matching(TagFilter(b"", True), stale)]
+    groups = set(samples.group[breaking].tolist()) - {-1}
+    still_open = samples.group[slots[consumer.state[slots] == OPEN]]
+    _require(not groups & set(still_open.tolist()), "a stale member takes its group with it")
 
 
 def _check_consumers(partition: Partition, state: State) -> None:
@@ -56,17 +101,15 @@ def _check_consumers(partition: Partition, state: State) -> None:
         states = consumer.state[:size]
         _require((np.bincount(states, minlength=STATES) == consumer.counts).all(), "states are counted")
         _require(((states == GONE) == ~alive).all(), "cleared slots are gone")
-        _require(int(consumer.counts[:GONE].sum()) == samples.live, "the states add up to the samples")
-        for fields, view in consumer.views.items():
-            ready = (states == OPEN) & samples.written(fields, slice(0, size))
-            _require((view.ready[:size] == ready).all() and not view.ready[size:].any(), f"view {fields} is up to date")
-            _require(view.count == int(ready.sum()), f"view {fields} is counted")
-            _require(not view.ready[: view.head].any(), f"view {fields}: nothing below the head is ready")
+        _require(int(consumer.counts.sum() - consumer.counts[GONE]) == samples.live, "the states add up to the samples")
+        _check_views(partition, consumer)
+        _check_groups(partition, consumer)
         held = [
             claim.ids
             for claim in state.leases.claims.values()
             if (claim.partition_id, claim.consumer) == (partition.partition_id, consumer.name)
         ]
+        held += [share.ids for share in shares_of(consumer) if not share.consumed]
         ids = np.concatenate(held) if held else np.empty(0, dtype=np.int64)
         _require(len(np.unique(ids)) == len(ids), "no sample is in two claims of a consumer")
         leased = samples.ids[:size][states == LEASED]
@@ -74,9 +117,41 @@ def _check_consumers(partition: Partition, state: State) -> None:
         _require(not np.isin(samples.ids[:size][(states != LEASED) & alive], ids).any(), "claimed samples are leased")
 
 
+def shares_of(consumer: Consumer) -> list[Share]:
+    """Returns the shares of all of a consumer's DP ranks."""
+    replicas = consumer.ranks.replicas.values() if consumer.ranks is not None else ()
+    return [share for replica in replicas for share in replica.shares.values()]
+
+
+def _check_views(partition: Partition, consumer: Consumer) -> None:
+    samples, size = partition.samples, partition.samples.size
+    for key, view in consumer.views.items():
+        is_open = consumer.state[:size] == OPEN
+        if view.filter is not None and view.open is not None:
+            passes = TagFilter(key.where, key.unaborted)
+            is_open &= np.array([passes(own) for own in samples.tags], dtype=np.bool_)
+            _require((view.open.ready[:size] == is_open).all(), f"view {key} knows who matches")
+            _require(view.open.count == int(is_open.sum()), f"view {key}: who matches is counted")
+        ready = is_open & samples.written(key.fields, slice(0, size))
+        _require((view.ready[:size] == ready).all() and not view.ready[size:].any(), f"view {key} is up to date")
+        _require(view.count == int(ready.sum()), f"view {key} is counted")
+        _require(not view.ready[: view.head].any(), f"view {key}: nothing below the head is ready")
+        _require(not view.ready[view.tail :].any(), f"view {key}: nothing from the tail on is ready")
+        for group_size, index in view.group_indexes.items():
+            fresh = GroupIndex(samples, view.ready, group_size)
+            _require(set(index.complete.first(size).tolist()) == set(fresh.complete.first(size).tolist()), "groups")
+            _require(index.rows == fresh.rows, "rows of complete groups are counted")
+
+
 def _check_blocks(state: State, references: Counter[int]) -> None:
     blocks, leases = state.blocks, state.leases
     claimed = Counter(block_id for claim in leases.claims.values() for block_id in claim.blocks)
+    consumers = [consumer for partition in state.partitions.values() for consumer in partition.consumers.values()]
+    shares = [share for consumer in consumers for share in shares_of(consumer)]
+    claimed.update(block_id for share in shares for block_id in share.blocks)
+    held = {claim_id for share in shares for claim_id in share.claims.values()}
+    members = {claim_id for claim_id, claim in leases.claims.items() if claim.membership is not None}
+    _require(held == members, "a member's claim and its share know each other")
     pinned = Counter(
         block_id for session in leases.sessions.values() for pin in session.pins.values() for block_id in pin
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from tqclient import limits as wire_limits
 from tqclient.errors import InvalidArgument, PartitionExists
 from tqclient.wire.v1 import controller_pb2 as pb
-from tqserver.controller.core import effects, limits, validate
-from tqserver.controller.core.partition import Partition
+from tqserver.controller.core import effects, limits, ranks, validate
+from tqserver.controller.core.partition import Partition, partition_changed
+from tqserver.controller.core.retire import check_not_retired
 from tqserver.controller.core.state import Effects, State
 
 
@@ -22,6 +24,7 @@ def create_partition(state: State, request: pb.CreatePartitionRequest, now: floa
     partition.metadata = {key: request.metadata[key] for key in sorted(request.metadata)}
     for consumer in request.consumers:
         partition.admit(consumer)
+    partition.changes.floor = state.sequence
     state.partitions[partition.partition_id] = partition
     state.names[partition.name] = partition.partition_id
     return pb.PartitionReply(partition=partition.describe())
@@ -37,9 +40,12 @@ def _existing(
             getattr(value, field.name) if not field.has_presence or value.HasField(field.name) else None
             for value in (partition.policy, policy)
         )
-        if known != asked:
+        said = field.name != "keep" or None not in (known, asked)  # who knows no retirement has no say in it
+        if said and known != asked:
             raise PartitionExists(f"{partition} exists with {field.name}={known}, not {asked}")
     added = [consumer for consumer in request.consumers if consumer not in partition.consumers]
+    if added:
+        check_not_retired(partition)
     partition.check_consumer_count(len(added))
     for consumer in added:
         partition.admit(consumer)
@@ -54,6 +60,7 @@ def seal_partition(state: State, request: pb.SealPartitionRequest, now: float, o
     partition = state.partition(request.partition_id)
     if not partition.sealed:
         partition.sealed = True
+        partition.changes.add(partition_changed(partition))
         # Puts that wait for room are told at once that there will be none.
         out += (effects.ReadinessChanged(partition.partition_id), effects.RoomChanged(partition.partition_id))
     return pb.PartitionReply(partition=partition.describe())
@@ -66,6 +73,13 @@ def delete_partition(
     state.session_of(request.mutation)
     partition = state.partition(request.partition_id)
     del state.partitions[partition.partition_id], state.names[partition.name]
+    for session in partition.producers:
+        del state.leases.sessions[session].producing[partition.partition_id]
+    for permit in partition.admitted.permits.values():
+        del state.leases.sessions[permit.session].permits[permit.permit]
+    for consumer in partition.consumers.values():
+        if consumer.ranks is not None:
+            ranks.dissolve(state, partition, consumer, list(consumer.ranks.replicas), now, out)
     blocks = partition.remove(partition.samples.slots())
     state.emptied(state.blocks.drop_references(blocks), now, out)
     out.append(effects.PartitionGone(partition.partition_id))
@@ -77,12 +91,30 @@ def set_metadata(state: State, request: pb.SetMetadataRequest, now: float, out: 
     validate.set_metadata(request)
     state.session_of(request.mutation)
     partition = state.partition(request.partition_id)
+    of_shard = request.HasField("shard")
+    own = partition.shards.get(request.shard, {}) if of_shard else partition.metadata
     deleted = set(request.delete)
-    merged = {key: value for key, value in partition.metadata.items() if key not in deleted}
+    merged = {key: value for key, value in own.items() if key not in deleted}
     merged.update((key, request.set[key]) for key in sorted(request.set))
     validate.metadata(merged)
-    partition.metadata = merged
+    if of_shard:
+        _set_shard(partition, request.shard, merged)
+    else:
+        partition.metadata = merged
+    partition.changes.add(partition_changed(partition))
     return pb.PartitionReply(partition=partition.describe())
+
+
+def _set_shard(partition: Partition, shard: int, values: dict[str, bytes]) -> None:
+    shards = {number: own for number, own in partition.shards.items() if number != shard}
+    if values:
+        shards[shard] = values
+    size = sum(len(key) + len(value) for own in shards.values() for key, value in own.items())
+    if size > wire_limits.METADATA_BYTES_MAX:
+        raise InvalidArgument(
+            f"{partition}: {size} bytes of metadata of all shards, at most {wire_limits.METADATA_BYTES_MAX}"
+        )
+    partition.shards = dict(sorted(shards.items()))
 
 
 def set_version(state: State, request: pb.SetVersionRequest, now: float, out: Effects) -> pb.PartitionReply:
@@ -95,5 +127,6 @@ def set_version(state: State, request: pb.SetVersionRequest, now: float, out: Ef
     if request.version > partition.version:
         partition.version = request.version
         partition.apply_staleness(partition.samples.slots())
-        out.append(effects.ReadinessChanged(partition.partition_id))
+        partition.changes.add(partition_changed(partition))
+        out += (effects.ReadinessChanged(partition.partition_id), effects.RoomChanged(partition.partition_id))
     return pb.PartitionReply(partition=partition.describe())

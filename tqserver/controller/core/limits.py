@@ -8,10 +8,38 @@ PARTITIONS_MAX: Final = 65_536
 SESSIONS_MAX: Final = 65_536
 """Live sessions."""
 CLAIMS_PER_SESSION_MAX: Final = 4_096
+PERMITS_PER_SESSION_MAX: Final = 65_536
+"""Permits that a session holds at one time."""
 PINS_PER_SESSION_MAX: Final = 65_536
 """Read pins that a session holds at one time."""
 VIEWS_PER_CONSUMER_MAX: Final = 16
 """Field sets of one consumer whose readiness is tracked; another one displaces the least recently used."""
+SHARDS_MAX: Final = 4_096
+"""Shards of a partition; samples whose tag `shard` is not below it belong to none."""
+CHANGES_MAX: Final = 16_384
+"""Commands of one partition whose changes are remembered for those who watch it; ..."""
+CHANGES_BYTES_MAX: Final = 32 << 20
+"""... and the bytes of these changes as messages."""
+CHANGES_READ_MAX: Final = 64
+"""Commands whose changes a watcher is sent in one go."""
+CHANGE_ROWS_MAX: Final = 4_096
+"""Samples in one message to a watcher; ..."""
+CHANGE_BYTES_MAX: Final = 4 << 20
+"""... and bytes of their keys and tags, unless a single sample has more."""
+RANKS_MAX: Final = 1 << 20
+"""Largest size of a topology in any dimension."""
+SHARES_PER_DP_RANK_MAX: Final = 1_024
+"""Steps that a DP rank has in hand or keeps for its slower members; beyond it, none makes another one."""
+GROUP_SIZES_PER_VIEW_MAX: Final = 4
+"""Group sizes by which one view's groups are counted; another one displaces the oldest."""
+GRANTED_GROUPS_MAX: Final = 1 << 20
+"""Groups that a consumer remembers as granted; a member that joins one after it was forgotten counts as new."""
+PRIORITIES_PER_VIEW_MAX: Final = 4
+"""Tags by which one view's samples are ranked; another one displaces the oldest."""
+NUMBERED_TAGS_MAX: Final = 8
+"""Tags of one partition whose numbers are kept by sample; another one displaces the least recently used."""
+LISTED_MAX: Final = 8
+"""Ids that the text of an error lists."""
 PROVISIONAL_CONSUMERS_MAX: Final = 16
 """Consumers of one partition that wait for their first claim and are tracked until then."""
 REPLIES_PER_CLIENT_MAX: Final = 65_536

@@ -5,8 +5,10 @@ from __future__ import annotations
 from tqclient.errors import InvalidArgument, Unavailable
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import journal_pb2
-from tqserver.controller.core import effects, limits, validate
+from tqserver.controller.core import effects, limits, ranks, validate
+from tqserver.controller.core.admission import end_permits
 from tqserver.controller.core.claims import end_claim
+from tqserver.controller.core.producers import end_producer
 from tqserver.controller.core.sessions import Session
 from tqserver.controller.core.state import Effects, State
 
@@ -37,20 +39,24 @@ def close_session(state: State, request: pb.CloseSessionRequest, now: float, out
         raise InvalidArgument("mutation.session: is 0, which is no session")
     if session in state.leases.sessions:
         state.session_of(request.mutation)
-        _end(state, session, now, out)
+        _end(state, session, now, out, died=False)
     return pb.CloseSessionReply()
 
 
 def end_session(state: State, command: journal_pb2.EndSession, now: float, out: Effects) -> None:
     """Applies an EndSession; a session that has ended by now is passed over."""
     if command.session in state.leases.sessions:
-        _end(state, command.session, now, out)
+        _end(state, command.session, now, out, died=True)
 
 
-def _end(state: State, session: int, now: float, out: Effects) -> None:
+def _end(state: State, session: int, now: float, out: Effects, *, died: bool) -> None:
     found = state.leases.sessions[session]
     for claim_id in list(found.claims):
-        end_claim(state, claim_id, now, out, consumed=False)
+        if claim_id in found.claims:  # the end of one claim on a share ends the others
+            end_claim(state, claim_id, now, out, consumed=False)
+    ranks.vacate(state, session, now, out)
+    end_permits(state, session, out)
+    end_producer(state, session, out, died=died)
     for block_ids in found.pins.values():
         out += state.blocks.unpin(block_ids, now)
     state.leases.end_session(session)
@@ -84,5 +90,6 @@ def start(state: State, command: journal_pb2.Start, now: float, out: Effects) ->
     state.epoch += 1
     state.last_pin = 0
     state.leases.restart(now)
+    ranks.watch_orphans(state, now)
     # Before its first start nobody can have held a pin.
     state.blocks.start(now + state.leases.session_lease if state.epoch > 1 else now)

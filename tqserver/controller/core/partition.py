@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,15 @@ from tqclient import limits as wire_limits
 from tqclient.errors import InvalidArgument, SampleNotFound
 from tqclient.wire.v1 import controller_pb2
 from tqserver.controller.core import limits
-from tqserver.controller.core.consumer import CONSUMED, DEAD, LEASED, OPEN, STALE, Consumer
+from tqserver.controller.core.changes import Changes, removed
+from tqserver.controller.core.consumer import CONSUMED, DEAD, LEASED, OPEN, STALE, SURPLUS, Consumer
+from tqserver.controller.core.permits import Admitted
 from tqserver.controller.core.samples import SampleTable, Slots
-from tqserver.controller.core.view import View
+from tqserver.controller.core.tags import TagFilter
+from tqserver.controller.core.versions import LiveVersions
+from tqserver.controller.core.view import View, ViewKey
+
+_UNABORTED: Final = TagFilter(b"", True)
 
 
 class Partition:
@@ -33,6 +39,13 @@ class Partition:
         size_bytes: of the blocks that have a live row.
         samples: the rows.
         consumers: name → progress.
+        admitted: what was put, delivered, and is running.
+        shards: metadata of each shard, opaque to the controller.
+        producers: live sessions that are registered as producers.
+        producers_died: every producer is gone, and the last of them died.
+        changes: what changed lately; volatile.
+        final: its last description, once it is retired; its samples are gone.
+        live_versions: weight versions of live samples; None: no policy asks for them.
     """
 
     def __init__(self, partition_id: int, name: str, policy: controller_pb2.Policy, accepts_any: bool) -> None:
@@ -45,12 +58,30 @@ class Partition:
         self.metadata: dict[str, bytes] = {}
         self.size_bytes = 0
         self.samples = SampleTable()
+        self.changes = Changes(0)
         self.consumers: dict[str, Consumer] = {}
+        self.admitted = Admitted()
+        self.shards: dict[int, dict[str, bytes]] = {}
+        self.producers: dict[int, None] = {}
+        self.producers_died = False
+        self.final: controller_pb2.Partition | None = None
+        self.live_versions = LiveVersions(self.samples) if policy.HasField("capacity_versions") else None
         # Names that asked but were granted nothing yet: a cache of what they would see.
         self._provisional: OrderedDict[str, Consumer] = OrderedDict()
 
     def __str__(self) -> str:
         return f"partition {self.name!r}"
+
+    @property
+    def retired(self) -> bool:
+        """Whether every named consumer was done with it, and its samples are gone."""
+        return self.final is not None
+
+    def gone_note(self) -> str:
+        """Returns why samples are missing, to end a message with; empty when nothing in particular is known."""
+        if not self.retired:
+            return ""
+        return "; it is retired: every consumer was done with it. create_partition(..., keep=True) keeps samples"
 
     # Consumers.
 
@@ -84,11 +115,12 @@ class Partition:
         if consumer is None:
             consumer = self._provisional.pop(name) if name in self._provisional else self.fresh(name)
             self.consumers[name] = consumer
+            consumer.changes = self.changes
         return consumer
 
     def fresh(self, name: str) -> Consumer:
         """Returns the progress of one who comes now: every live sample is open, or stale."""
-        consumer = Consumer(name, self.samples.capacity, self.samples.written)
+        consumer = Consumer(name, self.samples.capacity, self.samples)
         used = slice(0, self.samples.size)
         consumer.begin(self.samples.alive[used], self.stale(used))
         return consumer
@@ -101,9 +133,9 @@ class Partition:
         """Returns a field set as views know it: sorted, and all of the partition's when none is named."""
         return tuple(sorted(fields)) or tuple(sorted(self.samples.columns))
 
-    def view(self, consumer: Consumer, fields: Iterable[str]) -> View:
-        """Returns a consumer's view over a field set."""
-        return consumer.view(self.fields_of(fields), self.samples.size)
+    def view(self, consumer: Consumer, fields: Iterable[str], where: bytes = b"", *, unaborted: bool = False) -> View:
+        """Returns a consumer's view over a field set and a choice of tags."""
+        return consumer.view(ViewKey(self.fields_of(fields), where, unaborted), self.samples.size)
 
     def waiting(self) -> Iterator[Consumer]:
         """Those of `everyone` that were granted nothing yet."""
@@ -122,7 +154,8 @@ class Partition:
         if len(missing):
             listed = ids[missing[: wire_limits.ERROR_IDS_MAX]].tolist()
             raise SampleNotFound(
-                f"{self}: {len(missing)} of {len(ids)} samples do not exist or were cleared: {_listing(listed)}",
+                f"{self}: {len(missing)} of {len(ids)} samples do not exist or were cleared: {_listing(listed)}"
+                f"{self.gone_note()}",
                 ids=listed,
                 rows=missing[: wire_limits.ERROR_IDS_MAX].tolist(),
             )
@@ -131,10 +164,47 @@ class Partition:
     def stale(self, slots: Any) -> NDArray[np.bool_]:
         """Returns which samples max_staleness rules out: their oldest weights are too far behind the version."""
         oldest = self.samples.version_min[slots]
-        if not self.policy.HasField("max_staleness"):
+        if not self._drops_stale:
             return np.zeros(len(oldest), dtype=np.bool_)
         stale: NDArray[np.bool_] = (oldest >= 0) & (self.version - oldest > self.policy.max_staleness)
         return stale
+
+    @property
+    def _drops_stale(self) -> bool:
+        return self.policy.HasField("max_staleness") and self.policy.staleness == "drop"
+
+    def drop_late(self, slots: Slots) -> None:
+        """New samples whose group was granted to a consumer already are surplus to it."""
+        for consumer in self.consumers.values():
+            if not consumer.granted_groups:
+                continue
+            groups = self.samples.group[slots]
+            late = [g for g in np.unique(groups[groups >= 0]).tolist() if self._was_granted(consumer, g)]
+            consumer.move(slots[np.isin(groups, late) & (consumer.state[slots] == OPEN)], SURPLUS)
+
+    def _was_granted(self, consumer: Consumer, group: int) -> bool:
+        return self.samples.group_values[group] in consumer.granted_groups
+
+    def give_back(self, consumer: Consumer, slots: Slots) -> Slots:
+        """Drops, of samples that a consumer did not consume, those that are stale now; returns the others.
+
+        A group that was granted whole is dropped whole.
+        """
+        stale = self.stale(slots)
+        if consumer.granted_groups:
+            groups = self.samples.group[slots]
+            stale |= np.isin(groups, groups[stale & (groups >= 0)])
+        consumer.move(slots[stale], STALE)
+        self.drop_broken_groups(consumer, slots[stale])
+        kept: Slots = slots[~stale]
+        return kept
+
+    def reopen(self, consumer: Consumer, slots: Slots) -> None:
+        """Makes samples unconsumed for a consumer: open, or dropped where they are stale."""
+        stale = self.stale(slots)
+        consumer.move(slots[stale], STALE)
+        consumer.move(slots[~stale], OPEN)
+        self.drop_broken_groups(consumer, slots)
 
     def reserve(self, rows: int) -> None:
         """Makes room for more samples."""
@@ -145,35 +215,75 @@ class Partition:
     def apply_staleness(self, slots: Slots) -> None:
         """Drops the open samples that are stale now, and takes back those that an upsert made fresh again.
 
-        So whether an unsettled sample is dropped follows from its versions alone, for consumers that come later too.
+        So whether an unsettled sample is dropped follows from its versions alone, for consumers that come later too;
+        and for a consumer of whole groups, from those of its group.
         """
-        if not self.policy.HasField("max_staleness"):
+        if not self._drops_stale:
             return
         stale = self.stale(slots)
         for consumer in self.everyone():
             states = consumer.state[slots]
             consumer.move(slots[stale & (states == OPEN)], STALE)
-            consumer.move(slots[~stale & (states == STALE)], OPEN)
+            if not consumer.granted_groups:
+                consumer.move(slots[~stale & (states == STALE)], OPEN)
+            self.drop_broken_groups(consumer, slots)
+
+    def drop_broken_groups(self, consumer: Consumer, slots: Slots) -> None:
+        """A stale member takes its group with it, for a consumer that was ever granted a group whole.
+
+        All unsettled members of the groups of these samples are dropped while one of them, not counting aborted ones,
+        is stale; and are open otherwise.
+
+        Args:
+            consumer: any.
+            slots: int64 [n]: samples that became stale, or fresh, or joined or left a group.
+        """
+        if not (consumer.granted_groups and consumer.counts[STALE]):
+            return
+        samples = self.samples
+        if len(slots) != samples.live or not samples.alive[slots].all():
+            touched = np.unique(samples.group[slots])
+            members = [samples.members(group) for group in touched[touched >= 0].tolist()]
+            slots = np.concatenate([slots[samples.group[slots] < 0], *members])
+        slots = slots[(consumer.state[slots] == OPEN) | (consumer.state[slots] == STALE)]
+        stale, groups = self.stale(slots), samples.group[slots]
+        breaking = stale & (groups >= 0)
+        breaking[breaking] = samples.matching(_UNABORTED, slots[breaking])
+        dropped = stale | np.isin(groups, groups[breaking])
+        states = consumer.state[slots]
+        consumer.move(slots[dropped & (states == OPEN)], STALE)
+        consumer.move(slots[~dropped & (states == STALE)], OPEN)
 
     def remove(self, slots: Slots) -> NDArray[np.uint64]:
         """Removes samples, each named once; returns one block id per field that they had."""
+        self._take_back(slots)
+        self.changes.add(*removed(self.samples, slots))
         blocks = self.samples.remove(slots)
         for consumer in self.everyone():
             consumer.vacate(slots)
+            self.drop_broken_groups(consumer, slots)
         if self.samples.wants_compaction():
             kept = self.samples.compact()
             for consumer in self.everyone():
                 consumer.compact(kept, self.samples.capacity)
         return blocks
 
-    # Capacity.
+    def _take_back(self, slots: Slots) -> None:
+        """Samples go; those that nobody consumes do not count as accepted any more."""
+        if self.live_versions is not None:
+            self.live_versions.discard(slots)
+        if not self.consumers:  # whoever reads them is none, and is not counted
+            return
+        used = np.zeros(len(slots), dtype=np.bool_)
+        for consumer in self.consumers.values():
+            used |= (consumer.state[slots] == LEASED) | (consumer.state[slots] == CONSUMED)
+        self.admitted.accepted -= int(np.count_nonzero(~used))
 
-    def has_room(self, rows: int, size_bytes: int) -> bool:
-        """Whether a put of new samples fits. Never over the limits, not even by one put."""
-        policy = self.policy
-        if policy.HasField("capacity_samples") and self.samples.live + rows > policy.capacity_samples:
-            return False
-        return not policy.HasField("capacity_bytes") or self.size_bytes + size_bytes <= policy.capacity_bytes
+    def count_delivered(self, consumer: Consumer, slots: Slots, sign: int = 1) -> None:
+        """Samples are granted to a consumer, or taken back (-1); those that it was given before do not count."""
+        self.admitted.delivered += sign * int(np.count_nonzero(consumer.attempts[slots] == 0))
+
+    # Capacity.
 
     def check_fits_empty(self, rows: int, size_bytes: int) -> None:
         """Raises InvalidArgument for a put that the limits rule out even when the partition is empty."""
@@ -188,10 +298,22 @@ class Partition:
     def fields(self, names: Iterable[str] | None = None) -> list[controller_pb2.Field]:
         """Returns fields as they cross the wire; all of them, in the order of their first put, when none are named."""
         columns = self.samples.columns
-        return [
-            controller_pb2.Field(name=name, form=columns[name].form_bytes, written=columns[name].written)
-            for name in (columns if names is None else names)
-        ]
+        return [self._field(name) for name in (columns if names is None else names)]
+
+    def _field(self, name: str) -> controller_pb2.Field:
+        column = self.samples.columns[name]
+        field = controller_pb2.Field(name=name, form=column.form_bytes, written=column.written)
+        found = self.samples.length_range(name)
+        if found is not None:
+            field.length_min, field.length_max = found
+        return field
+
+    def _shards(self) -> dict[int, controller_pb2.Shard]:
+        counts = self.samples.shard_sizes
+        return {
+            shard: controller_pb2.Shard(metadata=self.shards.get(shard, {}), samples=counts.get(shard, 0))
+            for shard in sorted({*self.shards, *counts})
+        }
 
     def consumer_counts(self, consumer: Consumer) -> controller_pb2.ConsumerCounts:
         """Returns a consumer's counts; pending and ready by the fields of its latest claim, else by all fields."""
@@ -203,11 +325,25 @@ class Partition:
             ready=view.count,
             leased=int(counts[LEASED]),
             consumed=int(counts[CONSUMED]),
-            dropped=int(counts[DEAD] + counts[STALE]),
+            dropped=int(counts[DEAD] + counts[STALE] + counts[SURPLUS]),
         )
 
     def describe(self) -> controller_pb2.Partition:
-        """Returns the partition as it crosses the wire."""
+        """Returns the partition as it crosses the wire; a retired one with its last counts."""
+        if self.final is None:
+            return self._describe()
+        final = controller_pb2.Partition()
+        final.CopyFrom(self.final)
+        final.version, final.producers, final.running = self.version, len(self.producers), self.admitted.running
+        final.metadata.clear()
+        final.metadata.update(self.metadata)
+        for shard in final.shards.values():
+            shard.metadata.clear()
+        for number, values in self.shards.items():
+            final.shards[number].metadata.update(values)
+        return final
+
+    def _describe(self) -> controller_pb2.Partition:
         return controller_pb2.Partition(
             partition_id=self.partition_id,
             name=self.name,
@@ -219,7 +355,19 @@ class Partition:
             fields=self.fields(),
             consumers=[self.consumer_counts(consumer) for consumer in self.consumers.values()],
             metadata=self.metadata,
+            accepted=self.admitted.accepted,
+            running=self.admitted.running,
+            inserted=self.admitted.inserted,
+            delivered=self.admitted.delivered,
+            shards=self._shards(),
+            producers=len(self.producers),
         )
+
+
+def partition_changed(partition: Partition) -> controller_pb2.Change:
+    """Returns what watchers are told of a partition that was sealed, retired, or has another version or metadata."""
+    changed = controller_pb2.Change.PartitionChanged(partition=partition.describe())
+    return controller_pb2.Change(partition=changed)
 
 
 def _listing(values: list[Any], shown: int = 8) -> str:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from tqclient.wire.packing import I64, pack_array
 from tqclient.wire.v1 import controller_pb2 as pb
-from tqserver.controller.core import effects, validate
+from tqserver.controller.core import changes, effects, ranks, validate
 from tqserver.controller.core.samples import SampleTable
 from tqserver.controller.core.state import Effects, State
 
@@ -22,6 +22,8 @@ def clear(state: State, request: pb.ClearRequest, now: float, out: Effects) -> p
         return pb.ClearReply()
     ids = partition.samples.ids[slots]
     state.emptied(state.blocks.drop_references(partition.remove(slots)), now, out)
+    for consumer in partition.consumers.values():
+        ranks.forget(partition, consumer)
     out += (effects.RoomChanged(partition.partition_id), effects.ReadinessChanged(partition.partition_id))
     return pb.ClearReply(ids=pack_array(ids, I64))
 
@@ -48,4 +50,9 @@ def set_tags(state: State, request: pb.SetTagsRequest, now: float, out: Effects)
     partition = state.partition(request.partition_id)
     slots = partition.find(ids)
     partition.samples.set_tags(slots, partition.samples.merged_tags(slots, tags, np.arange(len(slots))))
+    partition.changes.add(*changes.tagged(partition.samples, slots))
+    for consumer in partition.everyone():
+        consumer.refresh(slots)
+        partition.drop_broken_groups(consumer, slots)
+    out.append(effects.ReadinessChanged(partition.partition_id))
     return pb.SetTagsReply()

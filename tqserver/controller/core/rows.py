@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.wire.packing import I64, U32, U64, pack_array, pack_blobs
@@ -55,6 +54,7 @@ def _placements(samples: SampleTable, slots: Slots, fields: tuple[str, ...]) -> 
 
 def blocks_of(samples: SampleTable, slots: Slots, fields: tuple[str, ...]) -> list[int]:
     """Returns the ids of the blocks that hold these fields of these samples, each once, ascending."""
-    parts = [np.unique(samples.columns[name].block[slots]) for name in fields]
-    block_ids: list[int] = np.unique(np.concatenate(parts)).tolist() if parts else []
-    return block_ids
+    found: set[int] = set()
+    for name in fields:
+        found.update(samples.columns[name].block[slots].tolist())
+    return sorted(found)

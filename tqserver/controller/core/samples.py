@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
 from tqclient import limits as wire_limits
 from tqclient.errors import InvalidArgument
 from tqclient.schema import Form
-from tqserver.controller.core import limits
+from tqserver.controller.core import limits, tags
 from tqserver.controller.core.consumer import grown
+from tqserver.controller.core.groups import DeclaredSizes, Members
 
 Slots = NDArray[np.int64]
+LENGTH_UNKNOWN: Final = (1 << 32) - 1
 
 
 @dataclass(slots=True)
@@ -54,6 +56,10 @@ class SampleTable:
         group_values: encoded scalars.
         group_sizes: live members of each group.
         columns: field name → column, in the order of their first put.
+        lengths: path of a ragged field → uint32 [capacity]: leading dimension by slot; LENGTH_UNKNOWN where a put did
+            not say it.
+        length_ranges: path of a ragged field → the least and the greatest of all lengths ever put.
+        shard_sizes: shard → live samples whose tag names it; none is 0.
     """
 
     def __init__(self) -> None:
@@ -70,6 +76,13 @@ class SampleTable:
         self.group_values: list[bytes] = []
         self.group_sizes: list[int] = []
         self.columns: dict[str, Column] = {}
+        self.lengths: dict[str, NDArray[np.uint32]] = {}
+        # Caches, each made on first use: what they say follows from the groups and tags of live samples.
+        self.length_ranges: dict[str, tuple[int, int]] = {}
+        self.shard_sizes: dict[int, int] = {}
+        self._declared: DeclaredSizes | None = None
+        self._members: Members | None = None
+        self._numbers: OrderedDict[str, NDArray[np.float64]] = OrderedDict()
         # Made on first use: a restored controller serves before it has indexed every key.
         self._key_ids: dict[str, int] | None = None
         self._group_index: dict[bytes, int] | None = None
@@ -93,6 +106,114 @@ class SampleTable:
         if self._group_index is None:
             self._group_index = {b"": -1, **{value: index for index, value in enumerate(self.group_values)}}
         return self._group_index
+
+    @property
+    def declared(self) -> DeclaredSizes:
+        """What tags say about the sizes of groups."""
+        if self._declared is None:
+            self._declared = DeclaredSizes()
+            self._declare(self.slots(), 1)
+        return self._declared
+
+    def _declare(self, slots: Slots, members: int) -> None:
+        if self._declared is None:
+            return
+        groups = self.group[slots].tolist()
+        for slot, group in zip(slots.tolist(), groups, strict=True):
+            size = tags.group_size(self.tags[slot]) if group >= 0 else None
+            if size is not None:
+                self._declared.add(group, size, members)
+
+    def members(self, group: int) -> Slots:
+        """Returns the slots of the live members of a group, the oldest first."""
+        if self._members is None:
+            self._members = Members(self.group[: self.size], self.ids[: self.size])
+        slots = self.find(self._members.of(group))
+        slots = slots[slots >= 0]
+        found: Slots = slots[self.group[slots] == group]
+        return found
+
+    def numbers(self, tag: str) -> NDArray[np.float64]:
+        """Returns the number under a tag by slot (float64 [capacity]); minus infinity where a sample has none."""
+        found = self._numbers.get(tag)
+        if found is None:
+            found = self._numbers[tag] = np.full(self.capacity, -np.inf)
+            distinct = set(self.tags)
+            if 2 * len(distinct) < len(self.tags):
+                known = {own: tags.number(own, tag) for own in distinct}
+                found[: self.size] = [known[own] for own in self.tags]
+            else:
+                found[: self.size] = [tags.number(own, tag) for own in self.tags]
+            if len(self._numbers) > limits.NUMBERED_TAGS_MAX:
+                self._numbers.popitem(last=False)
+        self._numbers.move_to_end(tag)
+        return found
+
+    def matching(self, passes: tags.TagFilter, slots: Any) -> NDArray[np.bool_]:
+        """Returns which samples a filter lets pass: bool, by entry of `slots`."""
+        chosen = self.tags[slots] if isinstance(slots, slice) else [self.tags[slot] for slot in slots.tolist()]
+        return np.fromiter(map(passes, chosen), dtype=np.bool_, count=len(chosen))
+
+    def length_fields(self) -> list[str]:
+        """Returns the fields whose rows have a length."""
+        dense = [name for name, column in self.columns.items() if column.form.kind == "dense" and column.form.shape]
+        return sorted({*self.lengths, *dense})
+
+    def lengths_of(self, field: str, slots: Slots) -> NDArray[np.int64]:
+        """Returns the leading dimension of a field for samples that have it: int64 [n].
+
+        Raises:
+            InvalidArgument: the field has none, or a put did not say it.
+        """
+        stored = self.lengths.get(field)
+        if stored is not None:
+            lengths = stored[slots].astype(np.int64)
+            unknown = np.flatnonzero(lengths == LENGTH_UNKNOWN)
+            if len(unknown):
+                ids = self.ids[slots[unknown[: limits.LISTED_MAX]]].tolist()
+                raise InvalidArgument(f"field {field!r}: samples {ids} were put without their lengths", ids=ids)
+            return lengths
+        column = self.columns.get(field)
+        if column is None or column.form.kind != "dense" or not column.form.shape:
+            known = ", ".join(self.length_fields()) or "none yet"
+            raise InvalidArgument(f"the rows of field {field!r} have no length; fields that have them: {known}")
+        return np.full(len(slots), column.form.shape[0], dtype=np.int64)
+
+    def set_lengths(self, field: str, slots: Slots, lengths: Any) -> None:
+        """Says how long a ragged field is in these samples."""
+        stored = self.lengths.get(field)
+        if stored is None:
+            stored = self.lengths[field] = np.full(self.capacity, LENGTH_UNKNOWN, dtype=np.uint32)
+        stored[slots] = lengths
+        known = np.atleast_1d(np.asarray(lengths, dtype=np.int64))
+        known = known[known != LENGTH_UNKNOWN]
+        if len(slots) and len(known):
+            low, high = self.length_ranges.get(field, (LENGTH_UNKNOWN, 0))
+            self.length_ranges[field] = min(low, int(known.min())), max(high, int(known.max()))
+
+    def length_range(self, field: str) -> tuple[int, int] | None:
+        """Returns the least and the greatest length of a field's rows; None where they have none."""
+        form = self.columns[field].form
+        if form.kind == "dense" and form.shape:
+            return form.shape[0], form.shape[0]
+        return self.length_ranges.get(field)
+
+    def _count_shards(self, slots: Slots, sign: int) -> None:
+        named = Counter(own for slot in slots.tolist() if tags.SHARD.encode() in (own := self.tags[slot]))
+        for own, count in named.items():
+            shard = tags.shard(own)
+            if shard is None:
+                continue
+            size = self.shard_sizes.get(shard, 0) + sign * count
+            if size:
+                self.shard_sizes[shard] = size
+            else:
+                del self.shard_sizes[shard]
+
+    def count_shards(self) -> None:
+        """Counts the samples of each shard anew."""
+        self.shard_sizes.clear()
+        self._count_shards(self.slots(), 1)
 
     def find(self, ids: NDArray[np.int64]) -> Slots:
         """Returns the slots of samples; -1 where there is none of that id."""
@@ -132,6 +253,8 @@ class SampleTable:
             setattr(self, name, grown(getattr(self, name), capacity))
         for column in self.columns.values():
             column.block, column.row = grown(column.block, capacity), grown(column.row, capacity)
+        self.lengths = {name: grown(array, capacity) for name, array in self.lengths.items()}
+        self._numbers = OrderedDict((tag, grown(array, capacity)) for tag, array in self._numbers.items())
 
     def append(self, ids: NDArray[np.int64], keys: Iterable[str] | None) -> range:
         """Takes in new samples, without groups, versions, tags or fields; `reserve` was called. Returns their slots."""
@@ -142,6 +265,10 @@ class SampleTable:
         self.alive[start:stop] = True
         for column in self.columns.values():
             column.block[start:stop] = 0
+        for lengths in self.lengths.values():
+            lengths[start:stop] = LENGTH_UNKNOWN
+        for numbers in self._numbers.values():
+            numbers[start:stop] = -np.inf
         if keys is None:
             self.keys.extend([""] * len(ids))
         else:
@@ -164,21 +291,25 @@ class SampleTable:
         chosen = np.fromiter(map(index.__getitem__, groups), dtype=np.int64, count=len(slots))
         given = chosen >= 0
         slots, chosen = slots[given], chosen[given]
+        self._declare(slots, -1)
         self._count_groups(self.group[slots], -1)
         self.group[slots] = chosen
         self._count_groups(chosen, 1)
+        if self._members is not None:
+            self._members.add(chosen, self.ids[slots])
+        self._declare(slots, 1)
 
     def _count_groups(self, groups: NDArray[np.int64], sign: int) -> None:
         unique, counts = np.unique(groups[groups >= 0], return_counts=True)
         for index, count in zip(unique.tolist(), counts.tolist(), strict=True):
             self.group_sizes[index] += sign * count
 
-    def merged_tags(self, slots: Slots, tags: Sequence[bytes], rows: NDArray[np.int64]) -> list[bytes]:
+    def merged_tags(self, slots: Slots, added: Sequence[bytes], rows: NDArray[np.int64]) -> list[bytes]:
         """Returns what samples' own tags become when encoded maps are merged into them; a null value deletes.
 
         Args:
             slots: int64 [n], each once; -1: a new sample, which has no tags of its own.
-            tags: of a whole request, by row; an empty string is {}.
+            added: tags of a whole request, by row; an empty string is {}.
             rows: int64 [n]: that the samples have in the request.
 
         Raises:
@@ -187,14 +318,14 @@ class SampleTable:
         merged: dict[bytes, dict[bytes, bytes]] = {}  # most samples of a put have the same tags, and none before it
         results: list[bytes] = []
         for slot, row in zip(slots.tolist(), rows.tolist(), strict=True):
-            new = tags[row]
+            new = added[row]
             before = self.tags[slot] if slot >= 0 else b""
             known = merged.get(before)
             if known is None:
                 known = merged[before] = {}
             result = known.get(new)
             if result is None:
-                result = known[new] = _merge(before, new)
+                result = known[new] = tags.merge(before, new)
             if len(result) > wire_limits.TAGS_BYTES_MAX:
                 sample = [int(self.ids[slot])] if slot >= 0 else []
                 raise InvalidArgument(
@@ -206,11 +337,17 @@ class SampleTable:
             results.append(result)
         return results
 
-    def set_tags(self, slots: Slots, tags: Sequence[bytes]) -> None:
+    def set_tags(self, slots: Slots, values: Sequence[bytes]) -> None:
         """Sets the tags of samples, as `merged_tags` returned them."""
+        self._declare(slots, -1)
         own = self.tags
-        for slot, value in zip(slots.tolist(), tags, strict=True):
+        self._count_shards(slots, -1)
+        for slot, value in zip(slots.tolist(), values, strict=True):
             own[slot] = value
+        self._count_shards(slots, 1)
+        self._declare(slots, 1)
+        for tag, numbers in self._numbers.items():
+            numbers[slots] = [tags.number(value, tag) for value in values]
 
     def add_column(self, name: str, form: Form, form_bytes: bytes) -> None:
         """Adds a field that no sample has yet."""
@@ -235,6 +372,8 @@ class SampleTable:
             column.written -= len(before)
             column.block[slots] = 0
             blocks.append(before)
+        self._declare(slots, -1)
+        self._count_shards(slots, -1)
         self.alive[slots] = False
         self._count_groups(self.group[slots], -1)
         keys, key_ids = self.keys, self.key_ids
@@ -258,8 +397,8 @@ class SampleTable:
 
     def with_tags(self, wanted: dict[Any, Any]) -> Slots:
         """Returns the samples that have all of these tags, with these values."""
-        matching = {tags for tags in set(self.tags) if tags and _has_all(tags, wanted)}
-        return np.array([slot for slot, tags in enumerate(self.tags) if tags in matching], dtype=np.int64)
+        matching = {own for own in set(self.tags) if own and tags.has_all(own, wanted)}
+        return np.array([slot for slot, own in enumerate(self.tags) if own in matching], dtype=np.int64)
 
     def with_prefix(self, prefix: str) -> Slots:
         """Returns the samples whose key begins so."""
@@ -278,6 +417,8 @@ class SampleTable:
             setattr(self, name, grown(getattr(self, name)[kept], capacity))
         for column in self.columns.values():
             column.block, column.row = grown(column.block[kept], capacity), grown(column.row[kept], capacity)
+        self.lengths = {name: grown(array[kept], capacity) for name, array in self.lengths.items()}
+        self._numbers.clear()
         slots = kept.tolist()
         self.keys = [self.keys[slot] for slot in slots]
         self.tags = [self.tags[slot] for slot in slots]
@@ -292,22 +433,4 @@ class SampleTable:
         self.group[: self.size] = renumbered[self.group[: self.size]]
         self.group_values = [self.group_values[index] for index in used]
         self.group_sizes = [self.group_sizes[index] for index in used]
-        self._group_index = None
-
-
-def _merge(own: bytes, new: bytes) -> bytes:
-    if not new:
-        return own
-    tags = msgpack.unpackb(own) if own else {}
-    tags.update(msgpack.unpackb(new))
-    left = {key: value for key, value in tags.items() if value is not None}
-    return bytes(msgpack.packb(left)) if left else b""
-
-
-def _has_all(tags: bytes, wanted: dict[Any, Any]) -> bool:
-    own = msgpack.unpackb(tags)
-    return all(key in own and _same(own[key], value) for key, value in wanted.items())
-
-
-def _same(left: Any, right: Any) -> bool:
-    return bool(type(left) is type(right) and left == right)  # 1, 1.0 and True are different tags
+        self._group_index = self._declared = self._members = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -22,6 +22,9 @@ class Session:
         label: for people.
         version: of the client.
         claims: ids of the claims that it holds, oldest first.
+        consumers: (partition_id, name) of those in whose topology it holds a place.
+        permits: permit that it holds → the partition that it is for.
+        producing: partitions that it is registered with as a producer.
         pins: read pin → the blocks that it covers; volatile.
         deadline: when its lease runs out, in seconds of the monotonic clock; volatile.
         overdue: its end was reported; volatile.
@@ -32,9 +35,20 @@ class Session:
     label: str
     version: str
     claims: dict[int, None] = field(default_factory=dict)
+    consumers: dict[tuple[int, str], None] = field(default_factory=dict)
+    permits: dict[int, int] = field(default_factory=dict)
+    producing: dict[int, None] = field(default_factory=dict)
     pins: dict[int, list[int]] = field(default_factory=dict)
     deadline: float = 0.0
     overdue: bool = False
+
+
+class Membership(NamedTuple):
+    """Whose claim it is, of a share."""
+
+    dp_rank: int
+    step: int
+    member: int
 
 
 @dataclass(slots=True)
@@ -49,6 +63,7 @@ class Claim:
         ids: int64 [rows], in delivery order; some may have been cleared since.
         blocks: that it covers, each once.
         lease_ms: how long it lives without a renewal.
+        membership: of a claim on a share, which has the ids and the blocks.
         deadline: as of a session; volatile.
         overdue: as of a session; volatile.
     """
@@ -60,6 +75,7 @@ class Claim:
     ids: NDArray[Any]
     blocks: list[int]
     lease_ms: int
+    membership: Membership | None = None
     deadline: float = 0.0
     overdue: bool = False
 

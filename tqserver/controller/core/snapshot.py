@@ -18,9 +18,12 @@ from tqserver.controller.core.blocks import BlockRecord, BlockTable, Extent, Win
 from tqserver.controller.core.consumer import STATES, Consumer, grown
 from tqserver.controller.core.dedup import Replies
 from tqserver.controller.core.partition import Partition
+from tqserver.controller.core.permits import Admitted
 from tqserver.controller.core.samples import Column, SampleTable
-from tqserver.controller.core.sessions import Claim, Leases, Session
+from tqserver.controller.core.sessions import Claim, Leases, Membership, Session
+from tqserver.controller.core.shares import RankGroup, Replica, Share, Sizes
 from tqserver.controller.core.state import State
+from tqserver.controller.core.versions import LiveVersions
 
 FORMAT: Final = 1
 _COUNTERS: Final = (
@@ -32,6 +35,7 @@ _COUNTERS: Final = (
     "next_block",
     "next_claim",
     "next_session",
+    "next_permit",
 )
 _SAMPLE_ARRAYS: Final = ("ids", "version_min", "version_max", "group", "alive")
 # Narrower than in memory where little-endian bytes on disk gain from it.
@@ -48,7 +52,10 @@ def dump(state: State) -> bytes:
         "blocks": _dump_blocks(state.blocks),
         "sessions": [[s.session, s.client_id, s.label, s.version] for s in leases.sessions.values()],
         "claims": [
-            [c.claim_id, c.session, c.partition_id, c.consumer, c.ids.astype("<i8").tobytes(), c.blocks, c.lease_ms]
+            [
+                *(c.claim_id, c.session, c.partition_id, c.consumer, c.ids.astype("<i8").tobytes(), c.blocks),
+                *(c.lease_ms, c.membership),
+            ]
             for c in leases.claims.values()
         ],
         "replies": state.replies.to_tree(),
@@ -64,25 +71,30 @@ def load(data: bytes, now: float, session_lease: float) -> State:
     Raises:
         UnsupportedVersion: a later version of this software wrote it.
     """
-    with _without_gc():
+    with without_gc():
         tree = msgpack.unpackb(data, strict_map_key=False)
         if tree["format"] != FORMAT:
             raise UnsupportedVersion(f"the snapshot has format {tree['format']}, this controller reads {FORMAT}")
         leases = Leases(session_lease)
         state = State(leases)
-        for name, value in zip(_COUNTERS, tree["counters"], strict=True):
+        # A snapshot of an earlier release has fewer.
+        for name, value in zip(_COUNTERS, tree["counters"], strict=False):
             setattr(state, name, value)
         for row in tree["partitions"]:
             partition = _load_partition(row)
+            partition.changes.floor = state.sequence
             state.partitions[partition.partition_id] = partition
             state.names[partition.name] = partition.partition_id
         _load_blocks(state.blocks, tree["blocks"])
         for row in tree["sessions"]:
             leases.sessions[row[0]] = Session(*row)
-        for claim_id, session, partition_id, consumer, ids, blocks, lease_ms in tree["claims"]:
+        for claim_id, session, partition_id, consumer, ids, blocks, lease_ms, *later in tree["claims"]:
             array = np.frombuffer(ids, dtype="<i8").astype(np.int64)
             leases.claims[claim_id] = Claim(claim_id, session, partition_id, consumer, array, blocks, lease_ms)
+            if later and later[0] is not None:
+                leases.claims[claim_id].membership = Membership(*later[0])
             leases.sessions[session].claims[claim_id] = None
+        _load_places(state)
         leases.restart(now)
         state.replies = Replies.from_tree(tree["replies"])
         nodes = [controller_pb2.Node.FromString(node) for node in tree["nodes"]]
@@ -92,8 +104,8 @@ def load(data: bytes, now: float, session_lease: float) -> State:
 
 
 @contextmanager
-def _without_gc() -> Iterator[None]:
-    # A million new containers, none of them garbage: collecting in between doubles the time.
+def without_gc() -> Iterator[None]:
+    """For what makes a million containers, none of them garbage: to collect in between doubles the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -125,10 +137,64 @@ def _dump_partition(partition: Partition) -> dict[str, Any]:
             for name, c in samples.columns.items()
         ],
         "consumers": [
-            [c.name, c.state[:size].tobytes(), c.attempts[:size].astype("<u2").tobytes(), c.last_fields]
+            [
+                *(c.name, c.state[:size].tobytes(), c.attempts[:size].astype("<u2").tobytes(), c.last_fields),
+                *(c.grants, list(c.granted_groups), _dump_ranks(c.ranks)),
+            ]
             for c in partition.consumers.values()
         ],
+        "admitted": partition.admitted.to_tree(),
+        "length_ranges": [[name, *found] for name, found in samples.length_ranges.items()],
+        "shards": [[shard, list(values.items())] for shard, values in partition.shards.items()],
+        "producers": [list(partition.producers), partition.producers_died],
+        "final": None if partition.final is None else partition.final.SerializeToString(deterministic=True),
+        "lengths": [[name, array[:size].astype("<u4").tobytes()] for name, array in samples.lengths.items()],
     }
+
+
+def _dump_ranks(ranks: RankGroup | None) -> list[Any] | None:
+    if ranks is None:
+        return None
+    replicas = [
+        [
+            *(dp_rank, r.next_step, r.gone, sorted(r.positions.items()), sorted(r.seen)),
+            [_dump_share(share) for share in r.shares.values()],
+        ]
+        for dp_rank, r in sorted(ranks.replicas.items())
+    ]
+    return [list(ranks.sizes), [[*place, *held] for place, held in sorted(ranks.holders.items())], replicas]
+
+
+def _dump_share(s: Share) -> list[Any]:
+    fixed = [s.step, s.ids.astype("<i8").tobytes(), s.spec, list(s.fields), s.attempt, s.rows, s.blocks]
+    return [*fixed, sorted(s.claims.items()), sorted(s.done), s.consumed]
+
+
+def _load_ranks(tree: list[Any] | None) -> RankGroup | None:
+    if tree is None:
+        return None
+    sizes, holders, replicas = tree
+    ranks = RankGroup(Sizes(*sizes))
+    ranks.holders = {(dp_rank, member): (session, rank) for dp_rank, member, session, rank in holders}
+    for dp_rank, next_step, gone, positions, seen, shares in replicas:
+        replica = ranks.replicas[dp_rank] = Replica(next_step, positions=dict(positions), seen=set(seen), gone=gone)
+        for step, ids, spec, fields, attempt, rows, blocks, claims, done, consumed in shares:
+            array = np.frombuffer(ids, dtype="<i8").astype(np.int64)
+            replica.shares[step] = Share(
+                step, array, spec, tuple(fields), attempt, rows, blocks, dict(claims), set(done), consumed
+            )
+    return ranks
+
+
+def _load_places(state: State) -> None:
+    for partition in state.partitions.values():
+        for session in partition.producers:
+            state.leases.sessions[session].producing[partition.partition_id] = None
+        for permit in partition.admitted.permits.values():
+            state.leases.sessions[permit.session].permits[permit.permit] = partition.partition_id
+        for consumer in partition.consumers.values():
+            for session, _ in consumer.ranks.holders.values() if consumer.ranks is not None else ():
+                state.leases.sessions[session].consumers[partition.partition_id, consumer.name] = None
 
 
 def _array(data: bytes, dtype: str, capacity: int) -> NDArray[Any]:
@@ -146,14 +212,39 @@ def _load_partition(row: dict[str, Any]) -> Partition:
     partition.size_bytes = row["size_bytes"]
     samples = partition.samples
     _load_samples(samples, row)
-    for name, state, attempts, last_fields in row["consumers"]:
-        consumer = Consumer(name, 0, samples.written)
+    _load_lifecycle(partition, row)
+    _load_admitted(partition, row)
+    for name, state, attempts, last_fields, *later in row["consumers"]:
+        consumer = Consumer(name, 0, samples)
+        if later:  # a snapshot of the first release ends before it
+            consumer.grants, granted, ranks = later
+            consumer.ranks = _load_ranks(ranks)
+            consumer.granted_groups = dict.fromkeys(granted)
         consumer.state = _array(state, "|u1", samples.capacity)
         consumer.attempts = _array(attempts, "<u2", samples.capacity)
         consumer.counts = np.bincount(consumer.state[: samples.size], minlength=STATES).astype(np.int64)
         consumer.last_fields = None if last_fields is None else tuple(last_fields)
         partition.consumers[name] = consumer
+        consumer.changes = partition.changes
     return partition
+
+
+def _load_lifecycle(partition: Partition, row: dict[str, Any]) -> None:
+    # A snapshot of an earlier release has none of it.
+    partition.shards = {shard: dict(values) for shard, values in row.get("shards", ())}
+    sessions, partition.producers_died = row.get("producers", ((), False))
+    partition.producers = dict.fromkeys(sessions)
+    if row.get("final") is not None:
+        partition.final = controller_pb2.Partition.FromString(row["final"])
+
+
+def _load_admitted(partition: Partition, row: dict[str, Any]) -> None:
+    if "admitted" in row:
+        partition.admitted = Admitted.from_tree(row["admitted"])
+    else:  # of an earlier release, which counted none of it
+        partition.admitted.inserted = partition.admitted.accepted = partition.samples.live
+    if partition.live_versions is not None:
+        partition.live_versions = LiveVersions(partition.samples)
 
 
 def _load_samples(samples: SampleTable, row: dict[str, Any]) -> None:
@@ -170,6 +261,9 @@ def _load_samples(samples: SampleTable, row: dict[str, Any]) -> None:
         column = Column(Form.from_bytes(form), form, _array(block, "<u8", capacity), _array(rows, "<u4", capacity))
         column.written = int(np.count_nonzero(column.block))
         samples.columns[name] = column
+    samples.lengths = {name: _array(data, "<u4", capacity) for name, data in row.get("lengths", ())}
+    samples.length_ranges = {name: (low, high) for name, low, high in row.get("length_ranges", ())}
+    samples.count_shards()
 
 
 def _dump_blocks(blocks: BlockTable) -> dict[str, Any]:

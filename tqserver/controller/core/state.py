@@ -48,7 +48,9 @@ class State:
         names: partition name → id.
         nodes: by name; `attached` and `used_bytes` are the shell's to fill in.
         arenas: arena → name of the node that it was first seen at.
+        orphans: (partition_id, consumer, dp_rank) of a rank without members → when it gives its shares back; volatile.
         last_pin: counts within the epoch; volatile.
+        chosen: ids that a user's sampler chose for the claim that is being applied: int64; empty otherwise.
         checked: a cache.
     """
 
@@ -61,13 +63,16 @@ class State:
     next_block: int = 1
     next_claim: int = 1
     next_session: int = 1
+    next_permit: int = 1
     partitions: dict[int, Partition] = field(default_factory=dict)
     names: dict[str, int] = field(default_factory=dict)
     blocks: BlockTable = field(default_factory=BlockTable)
     replies: Replies = field(default_factory=Replies)
     nodes: dict[str, controller_pb2.Node] = field(default_factory=dict)
     arenas: dict[int, str] = field(default_factory=dict)
+    orphans: dict[tuple[int, str, int], float] = field(default_factory=dict)
     last_pin: int = 0
+    chosen: bytes = b""
     checked: Checked = field(default_factory=Checked)
 
     def session_of(self, mutation: common_pb2.Mutation) -> Session:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +18,10 @@ from tqclient.wire.packing import I64, U8, U32, unpack_array, unpack_blobs, unpa
 from tqclient.wire.v1 import common_pb2, controller_pb2
 from tqserver.controller.core import limits
 from tqserver.controller.core.blocks import Extent
+from tqserver.controller.core.policies import full_policy
 from tqserver.controller.core.samplers import sampler_of
+from tqserver.controller.core.samples import LENGTH_UNKNOWN
+from tqserver.controller.core.topology import check_topology
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 CLIENT_ID_BYTES: Final = 16
@@ -69,34 +72,12 @@ def open_session(request: controller_pb2.OpenSessionRequest) -> None:
             raise InvalidArgument(f"{what}: more than {wire_limits.NAME_BYTES_MAX} bytes")
 
 
-def policy(value: controller_pb2.Policy) -> controller_pb2.Policy:
-    """Checks a policy; returns it with its defaults filled in."""
-    full = controller_pb2.Policy()
-    full.CopyFrom(value)
-    full.staleness = value.staleness or "drop"
-    full.replicas = value.replicas or limits.REPLICAS_DEFAULT
-    full.max_attempts = value.max_attempts or limits.MAX_ATTEMPTS_DEFAULT
-    full.lease_ms = value.lease_ms or limits.LEASE_DEFAULT_MS
-    if full.staleness != "drop":
-        raise InvalidArgument(f"staleness {full.staleness!r} is not supported yet, only 'drop'")
-    if full.replicas > wire_limits.REPLICAS_MAX:
-        raise InvalidArgument(f"replicas={full.replicas}, at most {wire_limits.REPLICAS_MAX}")
-    if full.max_attempts > limits.ATTEMPTS_MAX:
-        raise InvalidArgument(f"max_attempts={full.max_attempts}, at most {limits.ATTEMPTS_MAX}")
-    if not limits.LEASE_MIN_MS <= full.lease_ms <= limits.LEASE_MAX_MS:
-        raise InvalidArgument(f"a lease of {full.lease_ms} ms, from {limits.LEASE_MIN_MS} to {limits.LEASE_MAX_MS}")
-    for field in ("capacity_samples", "capacity_bytes"):
-        if value.HasField(field) and getattr(value, field) == 0:
-            raise InvalidArgument(f"{field}=0 leaves room for nothing; leave it out for no limit")
-    return full
-
-
 def create_partition(request: controller_pb2.CreatePartitionRequest) -> controller_pb2.Policy:
     """Checks a CreatePartitionRequest; returns its policy with the defaults filled in."""
     name("partition", request.name)
     names("consumer", request.consumers, wire_limits.CONSUMERS_MAX)
     metadata(request.metadata)
-    return policy(request.policy)
+    return full_policy(request.policy)
 
 
 def metadata(values: Any) -> None:
@@ -111,6 +92,8 @@ def metadata(values: Any) -> None:
 def set_metadata(request: controller_pb2.SetMetadataRequest) -> None:
     """Checks a SetMetadataRequest."""
     metadata(request.set)
+    if request.shard >= limits.SHARDS_MAX:
+        raise InvalidArgument(f"shard {request.shard}: shards are numbered below {limits.SHARDS_MAX}")
     both = set(request.set) & set(request.delete)
     if both:
         raise InvalidArgument(f"metadata: {sorted(both)[0]!r} is both set and deleted")
@@ -225,6 +208,7 @@ class Commit:
         tags: [rows], or None.
         fields: name → (form, its bytes).
         blocks: in row order.
+        lengths: path of a ragged field → uint32 [rows].
         skip: bool [rows], or None.
         upsert: as in the request.
     """
@@ -239,6 +223,7 @@ class Commit:
     blocks: list[BlockWrite]
     skip: NDArray[np.bool_] | None
     upsert: bool
+    lengths: dict[str, NDArray[np.uint32]]
 
     @property
     def size_bytes(self) -> int:
@@ -262,7 +247,9 @@ def commit(request: controller_pb2.CommitRequest) -> Commit:
         blocks=_blocks(request.blocks, rows),
         skip=_skip(request),
         upsert=request.upsert,
+        lengths=_lengths(request),
     )
+    _check_ragged(parsed)
     if parsed.ids is not None and (parsed.keys is not None or parsed.groups is not None):
         raise InvalidArgument("keys and groups come with new samples, not with ids")
     if parsed.keys is not None:
@@ -288,6 +275,41 @@ def _versions(request: controller_pb2.CommitRequest) -> NDArray[np.int64] | None
     if bool(np.any(low > high)) or bool(np.any(low < -1)) or bool(np.any((low == -1) != (high == -1))):
         raise InvalidArgument("version_min, version_max: expected 0 <= min <= max, or -1 for both")
     return np.stack([low, high])
+
+
+def _lengths(request: controller_pb2.CommitRequest) -> dict[str, NDArray[np.uint32]]:
+    parsed = {
+        each.field: unpack_array(each.lengths, U32, what=f"lengths of {each.field!r}", rows=request.rows)
+        for each in request.lengths
+    }
+    if len(parsed) != len(request.lengths):
+        raise InvalidArgument("lengths: a field is named twice")
+    return parsed
+
+
+def _check_ragged(put: Commit) -> None:
+    known = {path for field, (form, _) in put.fields.items() for path in ragged_paths(field, form)}
+    for path, lengths in put.lengths.items():
+        if path not in known:
+            raise InvalidArgument(f"lengths: {path!r} is no ragged field of this put")
+        if bool(np.any(lengths == LENGTH_UNKNOWN)):
+            raise InvalidArgument(f"lengths: {path!r}: at most {LENGTH_UNKNOWN - 1}")
+
+
+def ragged_paths(path: str, form: Form) -> Iterator[str]:
+    """Names the ragged fields in a form: itself, or children of structs (`images.pixels`)."""
+    if form.kind == "ragged":
+        yield path
+    for key, child in form.children:
+        yield from ragged_paths(f"{path}.{key}", child)
+
+
+def dense_lengths(path: str, form: Form) -> Iterator[tuple[str, int]]:
+    """Names the dense fields in a form whose rows have a leading dimension, likewise, each with that."""
+    if form.kind == "dense" and form.shape:
+        yield path, form.shape[0]
+    for key, child in form.children:
+        yield from dense_lengths(f"{path}.{key}", child)
 
 
 def _fields(fields: Iterable[controller_pb2.Field]) -> dict[str, tuple[Form, bytes]]:
@@ -345,13 +367,35 @@ def wait(wait_ms: int) -> None:
         raise InvalidArgument(f"wait_ms: {wait_ms}, at most {wire_limits.WAIT_MAX_MS}")
 
 
-def claim(request: controller_pb2.ClaimRequest) -> None:
-    """Checks a ClaimRequest."""
+def claim(request: controller_pb2.ClaimRequest, *, chosen: bool = False) -> None:
+    """Checks a ClaimRequest; one whose rows are chosen may name a sampler that is gone."""
     name("consumer", request.consumer)
     names("field", request.fields, wire_limits.FIELDS_MAX)
-    _row_count("batch_size", request.batch_size, wire_limits.ROWS_PER_CLAIM_MAX)
+    if request.batch_size or not request.max_tokens:
+        _row_count("batch_size", request.batch_size, wire_limits.ROWS_PER_CLAIM_MAX)
+    if bool(request.max_tokens) != bool(request.token_field):
+        raise InvalidArgument("max_tokens and token_field: both, or neither")
     wait(request.wait_ms)
-    sampler_of(request)
+    if len(request.where) > wire_limits.TAGS_BYTES_MAX:
+        raise InvalidArgument(f"where: {len(request.where)} bytes, at most {wire_limits.TAGS_BYTES_MAX}")
+    if request.where:
+        tag_map(request.where)
+    if request.HasField("topology"):
+        check_topology(request.topology)
+    if not chosen:
+        sampler_of(request)
+
+
+def register_rank(request: controller_pb2.RegisterRankRequest) -> None:
+    """Checks a RegisterRankRequest."""
+    name("consumer", request.consumer)
+    check_topology(request.topology)
+
+
+def acquire_permit(request: controller_pb2.AcquirePermitRequest) -> None:
+    """Checks an AcquirePermitRequest."""
+    _row_count("samples of a permit", request.samples, wire_limits.PERMIT_SAMPLES_MAX)
+    wait(request.wait_ms)
 
 
 def clear(request: controller_pb2.ClearRequest) -> None:
@@ -419,6 +463,8 @@ CHECKS: Final[dict[str, Any]] = {
     "settle": settle,
     "reset_consumer": reset_consumer,
     "requeue": requeue,
+    "register_rank": register_rank,
+    "acquire_permit": acquire_permit,
     "attach_node": attach_node,
 }
 """Command kind → what checks its request; the others have nothing to check."""

@@ -1,34 +1,46 @@
-"""Which samples are ready for one consumer and one set of fields."""
+"""Which samples are ready for one consumer, one set of fields and one choice of tags."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from tqserver.controller.core.groups import GroupIndex
+    from tqserver.controller.core.priorities import PriorityIndex
+    from tqserver.controller.core.tags import TagFilter
 
 CHUNK_ROWS: Final = 1_024
 """Rows that the first step of a scan looks at; each further step looks at twice as many."""
 
 
-class View:
-    """A bitmap of ready slots, kept up to date at every change of a row: a claim costs the same at any partition size.
+class Bitmap:
+    """A set of small numbers that is kept up to date at every change: finding the lowest or highest few costs the same
+    however many there are.
 
     Attributes:
-        fields: that make a sample ready, sorted.
-        ready: bool [capacity], by slot.
-        count: of ready slots.
-        head: no slot below it is ready.
+        ready: bool [capacity], by number.
+        count: of the members.
+        head: no number below it is a member.
+        tail: no number from it on is a member.
     """
 
-    def __init__(self, fields: tuple[str, ...], ready: NDArray[np.bool_]) -> None:
-        self.fields = fields
+    def __init__(self, ready: NDArray[np.bool_]) -> None:
         self.ready = ready
         self.count = int(np.count_nonzero(ready))
         self.head = 0
+        self.tail = len(ready)
+
+    def resize(self, capacity: int) -> None:
+        """Makes room for more numbers."""
+        ready = np.zeros(capacity, dtype=np.bool_)
+        ready[: len(self.ready)] = self.ready
+        self.ready = ready
 
     def assign(self, slots: Any, mask: NDArray[np.bool_]) -> None:
-        """Sets whether slots are ready.
+        """Sets whether numbers are members.
 
         Args:
             slots: int64 [n], each once, or a slice.
@@ -37,11 +49,17 @@ class View:
         self.count += int(np.count_nonzero(mask)) - int(np.count_nonzero(self.ready[slots]))
         self.ready[slots] = mask
         if self.count and mask.any():
-            first = slots.start + int(mask.argmax()) if isinstance(slots, slice) else int(slots[mask].min())
+            if isinstance(slots, slice):
+                first = slots.start + int(mask.argmax())
+                last = slots.start + len(mask) - 1 - int(mask[::-1].argmax())
+            else:
+                chosen = slots[mask]
+                first, last = int(chosen.min()), int(chosen.max())
             self.head = min(self.head, first)
+            self.tail = max(self.tail, last + 1)
 
     def first(self, rows: int) -> NDArray[np.int64]:
-        """Returns the lowest ready slots, at most `rows` of them: int64 [n], ascending."""
+        """Returns the lowest members, at most `rows` of them: int64 [n], ascending."""
         rows = min(rows, self.count)
         parts: list[NDArray[np.int64]] = []
         found, start, step = 0, self.head, CHUNK_ROWS
@@ -53,3 +71,72 @@ class View:
             found += len(part)
             start, step = start + step, step * 2
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+    def last(self, rows: int) -> NDArray[np.int64]:
+        """Returns the highest members, at most `rows` of them: int64 [n], descending."""
+        rows = min(rows, self.count)
+        parts: list[NDArray[np.int64]] = []
+        found, stop, step = 0, self.tail, CHUNK_ROWS
+        while found < rows:
+            start = max(stop - step, 0)
+            part = np.flatnonzero(self.ready[start:stop])[::-1][: rows - found] + start
+            if not found and len(part):
+                self.tail = int(part[0]) + 1
+            parts.append(part)
+            found += len(part)
+            stop, step = start, step * 2
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+
+class ViewKey(NamedTuple):
+    """What tells the views of a consumer apart.
+
+    Attributes:
+        fields: that make a sample ready, sorted.
+        where: tags that it must have: an encoded map, or nothing.
+        unaborted: it must not be tagged as aborted.
+    """
+
+    fields: tuple[str, ...]
+    where: bytes = b""
+    unaborted: bool = False
+
+
+class View(Bitmap):
+    """The slots of the samples that are ready. A claim costs the same at any partition size.
+
+    Attributes:
+        key: what makes a sample ready.
+        filter: of tags; None: all samples.
+        open: of a view with a filter, the slots that match it and lack nothing but fields, at most.
+        priorities: tag → where its highest numbers are.
+        group_indexes: group size (None: as tagged) → which groups are complete.
+    """
+
+    def __init__(
+        self, key: ViewKey, ready: NDArray[np.bool_], matching: tuple[TagFilter, NDArray[np.bool_]] | None
+    ) -> None:
+        super().__init__(ready)
+        self.key = key
+        self.filter = matching[0] if matching else None
+        self.open = Bitmap(matching[1]) if matching else None
+        self.priorities: dict[str, PriorityIndex] = {}
+        self.group_indexes: dict[int | None, GroupIndex] = {}
+
+    def resize(self, capacity: int) -> None:
+        """Makes room for more slots."""
+        super().resize(capacity)
+        if self.open is not None:
+            self.open.resize(capacity)
+
+    def update(self, slots: Any, mask: NDArray[np.bool_], matching: NDArray[np.bool_]) -> None:
+        """Sets whether slots are ready, and whether they match the filter and are open; as `assign`."""
+        delta = mask.astype(np.int64) - self.ready[slots] if self.group_indexes else None
+        self.assign(slots, mask)
+        if self.open is not None:
+            self.open.assign(slots, matching)
+        for priorities in self.priorities.values():
+            priorities.touch(slots)
+        if delta is not None:
+            for index in self.group_indexes.values():
+                index.change(slots, delta)

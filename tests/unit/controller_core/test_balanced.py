@@ -1,0 +1,143 @@
+"""Global batches divided over DP ranks: equal counts, balanced sums, nothing twice and nobody starved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.model.driver import Driver, unpack
+from tests.unit.controller_core.test_shares import Job
+from tqclient.errors import ClaimTimeout, InvalidArgument, Sealed
+from tqclient.schema import Form
+from tqclient.wire.v1 import controller_pb2 as pb
+from tqclient.wire.v1 import journal_pb2
+from tqserver.controller.core.samplers.balance import balanced
+
+RAGGED = Form("ragged", "torch", "int64", ()).to_bytes()
+SAMPLER: dict[str, Any] = {"sampler": "seqlen_balanced", "params": {"field": "a"}}
+
+
+def _put(driver: Driver, session: int, p: int, lengths: list[int], **options: Any) -> list[int]:
+    return driver.put(session, p, len(lengths), form=RAGGED, lengths={"a": lengths}, **options)
+
+
+def _ids(reply: Any) -> list[int]:
+    return unpack(reply.rows.ids)
+
+
+def test_counts_are_equal_and_sums_balanced(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    _put(driver, session, p, [9, 1, 5, 5, 8, 2, 7, 3])
+    job = Job(driver, p, dp=2, tp=1)
+    first, second = _ids(job.claim(1, 0, 2, **SAMPLER)), _ids(job.claim(0, 0, 2, **SAMPLER))
+    # Of 9, 1, 5, 5 the only halves of two rows with sums of 10 are {9, 1} and {5, 5}.
+    assert sorted([first, second]) == [[1, 2], [3, 4]]
+    assert driver.counts(p) == (0, 4, 4, 0, 0)
+    assert sorted([_ids(job.claim(rank, 0, 2, **SAMPLER)) for rank in (0, 1)]) == [[5, 6], [7, 8]]
+    driver.core.check_invariants()
+
+
+def test_a_rank_that_runs_ahead_starves_nobody(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    _put(driver, session, p, [1] * 12)
+    job = Job(driver, p, dp=3, tp=1)
+    ahead = [job.claim(2, 0, 2, **SAMPLER) for _ in range(2)]
+    assert [claim.step for claim in ahead] == [0, 1]
+    with pytest.raises(ClaimTimeout):
+        job.claim(2, 0, 2, **SAMPLER)
+    assert driver.counts(p) == (0, 0, 12, 0, 0)  # the others' rows are reserved for them
+    others = [job.claim(rank, 0, 2, **SAMPLER) for rank in (0, 1, 1, 0)]
+    assert [claim.step for claim in others] == [0, 0, 1, 1]
+    assert sorted(i for claim in ahead + others for i in _ids(claim)) == list(range(1, 13))
+
+
+def test_a_global_batch_waits_until_all_of_it_is_ready(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    _put(driver, session, p, [1] * 3)
+    job = Job(driver, p, dp=2, tp=1)
+    with pytest.raises(ClaimTimeout):
+        job.claim(0, 0, 2, **SAMPLER)
+    _put(driver, session, p, [1])
+    assert len(_ids(job.claim(0, 0, 2, **SAMPLER))) == 2
+
+
+def test_the_last_rows_go_to_the_lowest_ranks(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    _put(driver, session, p, [4, 4, 4, 4, 4, 4, 4, 7])
+    driver.ok("seal_partition", pb.SealPartitionRequest(partition_id=p), session=session)
+    job = Job(driver, p, dp=3, tp=1)
+    claims = [job.claim(rank, 0, 2, **SAMPLER) for rank in (0, 1, 2)]
+    assert [len(_ids(claim)) for claim in claims] == [2, 2, 2]
+    with pytest.raises(ClaimTimeout):
+        job.claim(2, 0, 2, **SAMPLER)  # two rows are left, and they are not its own
+    last = [job.claim(rank, 0, 2, **SAMPLER) for rank in (0, 1)]
+    assert sorted(_ids(claim) for claim in last) == [[7], [8]]
+    for rank, claim in ((0, claims[0]), (1, claims[1]), (2, claims[2]), (0, last[0]), (1, last[1])):
+        job.settle(rank, 0, claim)
+    for rank in range(3):
+        with pytest.raises(Sealed):
+            job.claim(rank, 0, 2, **SAMPLER)
+    assert driver.counts(p) == (0, 0, 0, 8, 0)
+
+
+def test_whole_groups_are_divided(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    _put(driver, session, p, [9, 5, 1, 1, 5, 9, 4, 4], groups=["a", "b", "c", "d", "b", "a", "c", "d"])
+    job = Job(driver, p, dp=2, tp=1)
+    grouped = {"sampler": "seqlen_balanced", "params": {"field": "a", "groups": 2}}
+    # Groups of 18 (rows 1, 6), 10 (2, 5), 5 (3, 7) and 5 (4, 8): 18 + 5 against 10 + 5.
+    shares = [_ids(job.claim(rank, 0, 4, **grouped)) for rank in (0, 1)]
+    assert sorted(map(sorted, shares)) in ([[1, 3, 6, 7], [2, 4, 5, 8]], [[1, 4, 6, 8], [2, 3, 5, 7]])
+    driver.core.check_invariants()
+
+
+def test_a_lost_dp_rank_is_left_out_until_it_is_back(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    _put(driver, session, p, [1] * 12)
+    job = Job(driver, p, dp=2, tp=1)
+    job.claim(0, 0, 2, **SAMPLER)
+    lost = journal_pb2.DissolveReplica(partition_id=p, consumer="x", dp_rank=1)
+    assert driver.send("dissolve_replica", lost).error is None
+    assert driver.counts(p) == (0, 10, 2, 0, 0)
+    assert len(_ids(job.claim(0, 0, 2, **SAMPLER))) == 2
+    assert driver.counts(p) == (0, 8, 4, 0, 0)
+    back = job.claim(1, 0, 2, **SAMPLER)
+    assert (back.step, driver.counts(p)) == (2, (0, 4, 8, 0, 0))
+    assert job.claim(0, 0, 2, **SAMPLER).step == 2
+    driver.core.check_invariants()
+
+
+def test_without_topology_it_is_one_rank(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    _put(driver, session, p, [5, 1, 3])
+    assert _ids(driver.claim(session, p, 2, **SAMPLER)) == [1, 2]
+
+
+def test_a_field_without_lengths_is_refused(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    driver.put(session, p, 4)
+    job = Job(driver, p, dp=2, tp=1)
+    with pytest.raises(InvalidArgument, match="no length; fields that have them: a"):
+        job.claim(0, 0, 2, sampler="seqlen_balanced", params={"field": "b"})
+    assert driver.counts(p) == (0, 4, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(16, 4), (17, 4), (3, 5), (64, 8), (1, 1), (0, 3), (256, 16)])
+def test_balance_over_many_draws(rows: int, parts: int) -> None:
+    rng = np.random.default_rng(rows * 100 + parts)
+    for _ in range(20):
+        weights = np.exp(rng.uniform(np.log(512), np.log(8192), rows)).astype(np.int64)
+        part_of = balanced(weights, parts)
+        counts = np.bincount(part_of, minlength=parts)
+        assert counts.tolist() == [rows // parts + (part < rows % parts) for part in range(parts)]
+        sums = np.bincount(part_of, weights=weights, minlength=parts)
+        if rows >= 8 * parts and rows % parts == 0:
+            assert sums.max() / sums.min() <= 1.15
+
+
+def test_balance_finds_what_the_greedy_rule_misses() -> None:
+    # Greedily: 8 | 7, 7+6 | 8, ... leaves sums that one swap evens out: 8+5+4 = 17 and 7+6+4 = 17.
+    part_of = balanced(np.array([8, 7, 6, 5, 4, 4]), 2)
+    assert np.bincount(part_of, weights=[8, 7, 6, 5, 4, 4]).tolist() == [17, 17]

@@ -1,0 +1,168 @@
+"""Groups are delivered whole: counted by group, in any order of arrival, with members too many, aborted or late."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import pytest
+
+from tests.model.driver import Driver, ids, unpack
+from tqclient.errors import ClaimTimeout, InvalidArgument, SampleNotFound, Sealed
+from tqclient.wire.packing import pack_blobs
+from tqclient.wire.v1 import controller_pb2 as pb
+from tqserver.controller.core import Core, limits
+
+
+def _claim(driver: Driver, session: int, p: int, batch: int, size: int | None = 2, **options: Any) -> Any:
+    return driver.claim(session, p, batch, sampler="group", params={"size": size}, **options)
+
+
+def _ids(reply: Any) -> list[int]:
+    return unpack(reply.rows.ids)
+
+
+def _tag(driver: Driver, session: int, p: int, sample: int, tags: dict[str, Any]) -> None:
+    request = pb.SetTagsRequest(partition_id=p, ids=ids(sample), tags=pack_blobs([msgpack.packb(tags)]))
+    driver.ok("set_tags", request, session=session)
+
+
+def test_only_complete_groups_whatever_the_order_of_arrival(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    driver.put(session, p, 5, groups=["a", "b", "c", "c", "b"])  # a lacks one
+    claim = _claim(driver, session, p, 4)
+    assert _ids(claim) == [2, 5, 3, 4]  # b is older than c: its first member came first
+    driver.put(session, p, 2, groups=["", "a"])  # one without a group
+    assert _ids(_claim(driver, session, p, 2)) == [1, 7]
+    driver.settle(session, claim.claim_id, ack=False)
+    assert _ids(_claim(driver, session, p, 2)) == [2, 5]
+    assert driver.counts(p) == (0, 3, 4, 0, 0)
+    driver.core.check_invariants()
+
+
+def test_a_member_counts_once_its_fields_are_written(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    driver.put(session, p, 4, groups=["a", "a", "b", "b"])
+    driver.put(session, p, 3, ["r"], ids=[1, 3, 4])
+    assert _ids(_claim(driver, session, p, 2, fields=["r"])) == [3, 4]
+    driver.put(session, p, 1, ["r"], ids=[2])
+    assert _ids(_claim(driver, session, p, 2, fields=["r"])) == [1, 2]
+    driver.core.check_invariants()
+
+
+def test_surplus_and_late_members_are_dropped_and_listed(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    driver.put(session, p, 4, groups=["a", "a", "a", "b"])
+    assert _ids(_claim(driver, session, p, 2)) == [1, 2]
+    assert driver.counts(p) == (0, 1, 2, 0, 1)
+    driver.put(session, p, 2, groups=["a", "b"])  # late for a, in time for b
+    assert driver.counts(p) == (0, 2, 2, 0, 2)
+    assert unpack(driver.core.list_dead(p, "x").surplus) == [3, 5]
+    assert driver.core.list_dead(p, "x").ids == b""
+    with pytest.raises(SampleNotFound):
+        driver.ok("requeue", pb.RequeueRequest(partition_id=p, consumer="x", ids=ids(3)), session=session)
+    driver.core = Core.restore(driver.core.snapshot(), driver.now)
+    driver.put(session, p, 1, groups=["a"])
+    assert driver.counts(p) == (0, 2, 2, 0, 3)
+    driver.core.check_invariants()
+    driver.ok("reset_consumer", pb.ResetConsumerRequest(partition_id=p, consumer="x"), session=session)
+    assert driver.counts(p) == (0, 7, 0, 0, 0)
+
+
+def test_aborted_and_cleared_members_do_not_count(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    driver.put(session, p, 3, groups=["a"] * 3)
+    _tag(driver, session, p, 1, {"aborted": True})
+    driver.ok("clear", pb.ClearRequest(partition_id=p, ids=ids(2)), session=session)
+    with pytest.raises(ClaimTimeout):
+        _claim(driver, session, p, 2)
+    driver.put(session, p, 1, groups=["a"])
+    assert _ids(_claim(driver, session, p, 2)) == [3, 4]
+    assert driver.counts(p) == (0, 0, 2, 0, 1)  # the aborted one went with the grant
+    driver.core.check_invariants()
+
+
+def test_groups_say_their_own_sizes(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    tags: list[dict[str, Any]] = [{"group_size": 3}, {}, {}, {"group_size": 1}, {"group_size": 2}, {"group_size": 3}]
+    driver.put(session, p, 6, groups=["a", "a", "b", "c", "d", "d"], tags=tags)
+    with pytest.raises(ClaimTimeout):
+        _claim(driver, session, p, 4, None)  # c alone is complete: a lacks one, b says nothing, d disagrees
+    driver.put(session, p, 1, groups=["a"])
+    assert _ids(_claim(driver, session, p, 4, None)) == [1, 2, 7, 4]
+    _tag(driver, session, p, 6, {"group_size": 2})
+    assert _ids(_claim(driver, session, p, 2, None)) == [5, 6]
+    _tag(driver, session, p, 3, {"group_size": 1})
+    driver.core.check_invariants()
+    assert _ids(_claim(driver, session, p, 1, None)) == [3]
+
+
+def test_a_group_larger_than_the_batch_is_an_error(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    driver.put(session, p, 3, groups=["a"] * 3, tags=[{"group_size": 3}] * 3)
+    with pytest.raises(InvalidArgument, match="batch_size=2, but the oldest complete group has 3"):
+        _claim(driver, session, p, 2, None)
+
+
+def test_sealed_partition_hands_out_complete_groups_and_ends(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    driver.put(session, p, 5, groups=["a", "a", "b", "c", "c"])
+    driver.ok("seal_partition", pb.SealPartitionRequest(partition_id=p), session=session)
+    claim = _claim(driver, session, p, 6)
+    assert _ids(claim) == [1, 2, 4, 5]
+    with pytest.raises(ClaimTimeout):
+        _claim(driver, session, p, 2)  # what is leased may come back
+    driver.settle(session, claim.claim_id)
+    with pytest.raises(Sealed):
+        _claim(driver, session, p, 2)
+    assert driver.counts(p) == (0, 1, 0, 4, 0)
+
+
+def test_an_upsert_that_moves_a_sample_to_another_group(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    driver.put(session, p, 3, keys=["1", "2", "3"], groups=["a", "b", "b"])
+    with pytest.raises(ClaimTimeout):
+        _claim(driver, session, p, 4)
+    driver.put(session, p, 1, keys=["2"], groups=["a"], upsert=True)
+    assert _ids(_claim(driver, session, p, 2)) == [1, 2]
+    driver.core.check_invariants()
+
+
+def test_groups_survive_a_compaction(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    driver.put(session, p, 3000, groups=[i // 2 for i in range(3000)])
+    assert _ids(_claim(driver, session, p, 2)) == [1, 2]
+    driver.ok("clear", pb.ClearRequest(partition_id=p, ids=ids(*range(3, 2990))), session=session)
+    assert _ids(_claim(driver, session, p, 4)) == [2991, 2992, 2993, 2994]  # 2990 lost its other half
+    driver.core.check_invariants()
+
+
+def test_groups_within_a_budget_of_tokens(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    driver.put(session, p, 6, groups=["a", "b", "a", "b", "c", "c"])  # each row has 2, the length of a dense row
+    assert _ids(_claim(driver, session, p, 0, max_tokens=11, token_field="a")) == [1, 3, 2, 4]
+    with pytest.raises(InvalidArgument, match="alone"):
+        _claim(driver, session, p, 0, max_tokens=3, token_field="a")
+
+
+def test_a_granted_group_that_is_stale_in_part_is_dropped_whole(driver: Driver, session: int) -> None:
+    p = driver.partition(session, max_staleness=1)
+    driver.put(session, p, 4, groups=["a", "a", "b", "b"], versions=[0, 2, 2, 2])
+    claim = _claim(driver, session, p, 4)
+    driver.ok("set_version", pb.SetVersionRequest(partition_id=p, version=2), session=session)
+    driver.settle(session, claim.claim_id, ack=False)
+    assert driver.counts(p) == (0, 2, 0, 0, 2)
+    assert _ids(_claim(driver, session, p, 2)) == [3, 4]
+    assert unpack(driver.core.list_dead(p, "x").stale) == [1, 2]
+    driver.core.check_invariants()
+
+
+def test_only_so_many_granted_groups_are_remembered(
+    driver: Driver, session: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "GRANTED_GROUPS_MAX", 2)
+    p = driver.partition(session)
+    driver.put(session, p, 6, groups=["a", "a", "b", "b", "c", "c"])
+    _claim(driver, session, p, 6)
+    driver.put(session, p, 2, groups=["a", "c"])
+    assert driver.counts(p) == (0, 1, 6, 0, 1)  # a is forgotten, c is not

@@ -1,0 +1,95 @@
+"""Leading-dimension ranges of rows: a reader that wants a slice of each row touches the bytes of that slice alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tqclient.codec.directory import DENSE, RAGGED, SHARED, Node
+from tqclient.errors import InvalidArgument
+from tqclient.schema import Form
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """What is wanted of each row of one column of one block.
+
+    Attributes:
+        node: the column: dense or ragged.
+        starts: int64 [rows], items of the leading dimension; row i gives [starts[i], stops[i]).
+        stops: int64 [rows]; the caller has checked that 0 <= starts <= stops <= `row_lengths`.
+        uniform: whether one range was asked for, for all rows: then a dense column stays dense. Else it becomes ragged,
+            whatever the ranges happen to be.
+    """
+
+    node: Node
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    uniform: bool
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Items of each row that are left, int64 [rows]."""
+        return self.stops - self.starts
+
+    def take(self, rows: NDArray[np.int64]) -> Clip:
+        """The same of some rows, in another order."""
+        return Clip(self.node, self.starts[rows], self.stops[rows], self.uniform)
+
+    def form(self, form: Form) -> Form:
+        """The form of a column of `form` after it was clipped."""
+        if form.kind != "dense":
+            return form
+        if self.uniform:
+            return Form("dense", form.container, form.dtype, (int(self.counts.max(initial=0)), *form.shape[1:]))
+        return Form("ragged", form.container, form.dtype, form.shape[1:])
+
+
+def join_clips(clips: Sequence[Sequence[Clip]]) -> tuple[Clip, ...]:
+    """Joins the clips of parts of one block: each part has the same columns clipped."""
+    return tuple(
+        Clip(
+            same[0].node,
+            np.concatenate([clip.starts for clip in same]),
+            np.concatenate([clip.stops for clip in same]),
+            same[0].uniform,
+        )
+        for same in zip(*clips, strict=True)
+    )
+
+
+def clip_of(node: Node, clips: Sequence[Clip]) -> Clip | None:
+    """The clip of a column; None when its rows are wanted whole."""
+    return next((clip for clip in clips if clip.node is node), None)
+
+
+def spans(
+    node: Node, index: int, rows: NDArray[np.int64], clips: Sequence[Clip]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The bytes of stream `index` of a column that rows need: (starts, stops) within the stream, int64 [rows] each."""
+    starts, stops = node.streams[index].extents(rows)
+    clip = clip_of(node, clips)
+    if clip is None:
+        return starts, stops
+    item_bytes = node.streams[index].item_bytes
+    if node.kind == DENSE:
+        item_bytes //= max(1, node.form.shape[0])
+    return starts + clip.starts * item_bytes, starts + clip.stops * item_bytes
+
+
+def row_lengths(node: Node, rows: NDArray[np.int64], path: str) -> NDArray[np.int64]:
+    """Leading dimension of rows of a column, int64 [rows].
+
+    Raises:
+        InvalidArgument: its rows have none, or each may vary in every dimension.
+    """
+    if node.kind == SHARED:
+        return row_lengths(node.children[0], node.picks(rows), path)
+    if node.kind == RAGGED and len(node.streams) == 1:
+        return node.streams[0].row_counts(rows)
+    if node.kind == DENSE and node.form.shape:
+        return np.full(len(rows), node.form.shape[0], np.int64)
+    raise InvalidArgument(f"field {path!r} is {node.form}: its rows have no length")

@@ -1,0 +1,54 @@
+"""Permits as blocking callers hold them."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from tqclient.operations import permits
+from tqclient.operations.permits import PermitHandle
+
+if TYPE_CHECKING:
+    from tqclient.client import Client
+
+
+class PermitData:
+    """Samples that a partition admitted and that are being generated."""
+
+    def __init__(self, handle: PermitHandle) -> None:
+        """Made by `Partition.permit`."""
+        self._handle = handle
+
+    @property
+    def version(self) -> int | None:
+        """The weight version to generate with: the partition's when the permit was granted; None: none was set yet."""
+        return self._handle.version
+
+    @property
+    def samples(self) -> int:
+        """How many samples it was granted for."""
+        return self._handle.samples
+
+    def __repr__(self) -> str:
+        state = ", returned" if self._handle.returned else ""
+        return f"<Permit for {self.samples} samples of {self._handle.partition.name!r}, version {self.version}{state}>"
+
+
+class Permit(PermitData):
+    """A permit; as a context manager, it returns what is left of it when it is left."""
+
+    def __init__(self, client: Client, handle: PermitHandle) -> None:
+        super().__init__(handle)
+        self._client = client
+
+    def close(self) -> None:
+        """Returns what is left. Repeatable."""
+        self._client._run(permits.give_back(self._client._state, self._handle))
+
+    def __enter__(self) -> Permit:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

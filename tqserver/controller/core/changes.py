@@ -1,0 +1,214 @@
+"""What changed in a partition lately, for those who watch it: made as commands are applied, in memory alone."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tqclient.wire.packing import I64, pack_array, pack_blobs, pack_strings
+from tqclient.wire.v1 import controller_pb2 as pb
+from tqclient.wire.v1.common_pb2 import Packed
+from tqserver.controller.core import limits
+
+if TYPE_CHECKING:
+    from tqserver.controller.core.samples import SampleTable
+
+Ids = NDArray[np.int64]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A change that becomes a message when somebody reads it, which is seldom: puts are many.
+
+    Attributes:
+        make: returns the message.
+        size_bytes: about how large that is.
+    """
+
+    make: Callable[[], pb.Change]
+    size_bytes: int
+
+
+class Changes:
+    """The latest changes of one partition, those of one command under one sequence.
+
+    Attributes:
+        floor: everything that changed after this sequence is here.
+    """
+
+    def __init__(self, floor: int) -> None:
+        self.floor = floor
+        # One entry per command; those before `_start` are forgotten, and cut off once they are half of all.
+        self._sequences: list[int] = []
+        self._groups: list[list[pb.Change | Late]] = []
+        self._sizes: list[int] = []
+        self._start = 0
+        self._bytes = 0
+        self._pending: list[pb.Change | Late] = []
+
+    def add(self, *changes: pb.Change | Late) -> None:
+        """Takes in changes of the command that is being applied."""
+        self._pending += changes
+
+    def settle(self, consumer: str, slots: Ids, samples: SampleTable, *, consumed: bool) -> None:
+        """A consumer consumed samples, or they were dropped for it."""
+        kind = "consumed" if consumed else "dropped"
+        for part in _by_rows(slots):
+            packed = pack_array(samples.ids[part], I64)
+            self.add(pb.Change(settled=pb.Change.Settled(consumer=consumer, **{kind: packed})))
+
+    def end_command(self, sequence: int) -> bool:
+        """The command was applied; says whether it changed anything here."""
+        if not self._pending:
+            return False
+        size = sum(each.size_bytes if isinstance(each, Late) else each.ByteSize() for each in self._pending)
+        self._sequences.append(sequence)
+        self._groups.append(self._pending)
+        self._sizes.append(size)
+        self._bytes += size
+        self._pending = []
+        self._forget()
+        return True
+
+    def _forget(self) -> None:
+        while len(self._groups) - self._start > limits.CHANGES_MAX or self._bytes > limits.CHANGES_BYTES_MAX:
+            self.floor = self._sequences[self._start]
+            self._bytes -= self._sizes[self._start]
+            self._groups[self._start] = []
+            self._start += 1
+        if 2 * self._start > len(self._groups):
+            for entries in (self._sequences, self._groups, self._sizes):
+                del entries[: self._start]
+            self._start = 0
+
+    @property
+    def latest(self) -> int:
+        """Sequence of the latest change that is remembered, or of the last one that is not."""
+        return self._sequences[-1] if self._sequences else self.floor
+
+    def after(self, sequence: int) -> list[pb.Change] | None:
+        """Returns the changes after a sequence, of `limits.CHANGES_READ_MAX` commands at most; None: forgotten."""
+        if sequence == 0 or sequence < self.floor:
+            return None
+        first = bisect_right(self._sequences, sequence, lo=self._start)
+        return [
+            change
+            for index in range(first, min(first + limits.CHANGES_READ_MAX, len(self._groups)))
+            for change in self._messages(index)
+        ]
+
+    def _messages(self, index: int) -> list[pb.Change]:
+        group = self._groups[index]
+        messages = [each.make() if isinstance(each, Late) else each for each in group]
+        for message in messages:
+            message.sequence = self._sequences[index]
+        messages[-1].last = True
+        group[:] = messages  # made once, however many watch
+        return messages
+
+
+def removed(samples: SampleTable, slots: Ids) -> list[pb.Change]:
+    """Samples are about to go."""
+    ids = samples.ids
+    return [pb.Change(removed=pb.Change.Removed(ids=pack_array(ids[part], I64))) for part in _by_rows(slots)]
+
+
+def written(samples: SampleTable, slots: Ids, fields: Iterable[str], *, added: bool) -> list[Late]:
+    """Samples were put, or fields of samples that exist."""
+    named = list(fields)
+
+    def late(ids: Ids, keys: list[str], tags: list[bytes]) -> Late:
+        def make() -> pb.Change:
+            change = pb.Change.Written(
+                ids=pack_array(ids, I64), keys=_packed_keys(keys), tags=_packed_tags(tags), fields=named, added=added
+            )
+            return pb.Change(written=change)
+
+        return Late(make, ids.nbytes + _size_bytes(keys, tags))
+
+    return [late(samples.ids[part], keys, tags) for part, keys, tags in _by_size(samples.keys, samples.tags, slots)]
+
+
+def tagged(samples: SampleTable, slots: Ids) -> list[pb.Change]:
+    """Samples have other tags now."""
+    told = []
+    for part, _, tags in _by_size(samples.keys, samples.tags, slots):
+        change = pb.Change.Tagged(ids=pack_array(samples.ids[part], I64), tags=pack_blobs(tags))
+        told.append(pb.Change(tagged=change))
+    return told
+
+
+class Listing:
+    """Every sample that was live at one sequence, in messages made one by one: what changes meanwhile is not in it.
+
+    Only references are copied when it is made, since keys and tags are replaced and never altered.
+
+    Attributes:
+        sequence: that it describes.
+    """
+
+    def __init__(self, samples: SampleTable, sequence: int) -> None:
+        self.sequence = sequence
+        self._slots = samples.slots()
+        self._ids = samples.ids[: samples.size].copy()
+        self._keys = samples.keys.copy()
+        self._tags = samples.tags.copy()
+
+    def __iter__(self) -> Iterator[pb.Change]:
+        """Yields the messages, the last of them with `complete`; there is one at least."""
+        left = len(self._slots)
+        if not left:
+            yield pb.Change(sequence=self.sequence, last=True, listing=pb.Change.Listing(complete=True))
+        for part, keys, tags in _by_size(self._keys, self._tags, self._slots):
+            left -= len(part)
+            ids = pack_array(self._ids[part], I64)
+            named = pb.Change.Listing(ids=ids, keys=_packed_keys(keys), tags=_packed_tags(tags), complete=not left)
+            yield pb.Change(sequence=self.sequence, last=not left, listing=named)
+
+
+def _by_rows(slots: Ids) -> Iterator[Ids]:
+    for at in range(0, len(slots), limits.CHANGE_ROWS_MAX):
+        yield slots[at : at + limits.CHANGE_ROWS_MAX]
+
+
+def _by_size(keys: list[str], tags: list[bytes], slots: Ids) -> Iterator[tuple[Ids, list[str], list[bytes]]]:
+    """Cuts samples into parts that fit a message each, with their keys and tags."""
+    for rows in _by_rows(slots):
+        named, tagged = _chosen(keys, rows), _chosen(tags, rows)
+        if _size_bytes(named, tagged) <= limits.CHANGE_BYTES_MAX:  # as good as always
+            yield rows, named, tagged
+            continue
+        sizes = np.fromiter((4 * len(key) + len(tag) for key, tag in zip(named, tagged, strict=True)), np.int64)
+        ends = np.cumsum(sizes)  # a character has 4 bytes at most
+        start = 0
+        while start < len(rows):
+            before = int(ends[start - 1]) if start else 0
+            stop = max(start + 1, int(np.searchsorted(ends, before + limits.CHANGE_BYTES_MAX, side="right")))
+            yield rows[start:stop], named[start:stop], tagged[start:stop]
+            start = stop
+
+
+def _chosen(values: list[T], rows: Ids) -> list[T]:
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first + 1 == len(rows) and bool((rows[1:] > rows[:-1]).all()):  # new samples lie side by side
+        return values[first : last + 1]
+    return [values[slot] for slot in rows.tolist()]
+
+
+def _size_bytes(keys: list[str], tags: list[bytes]) -> int:
+    """At most; a character has 4 bytes at most."""
+    return 4 * sum(map(len, keys)) + sum(map(len, tags))
+
+
+def _packed_keys(keys: list[str]) -> Packed | None:
+    return pack_strings(keys) if any(keys) else None
+
+
+def _packed_tags(tags: list[bytes]) -> Packed | None:
+    return pack_blobs(tags) if any(tags) else None

@@ -1,0 +1,133 @@
+"""Which groups are complete, for one view: counted by group at every change, never by adjacency."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tqserver.controller.core.view import Bitmap
+
+if TYPE_CHECKING:
+    from tqserver.controller.core.samples import SampleTable
+
+
+class GroupIndex:
+    """Ready members of every group, and the groups that have enough of them.
+
+    Attributes:
+        size: members that make a group complete; None: as many as its members' tag `group_size` says, when all agree.
+        complete: indexes of the complete groups, which ascend with the age of the groups' first members.
+        rows: members of the complete groups, the surplus left out.
+    """
+
+    def __init__(self, samples: SampleTable, ready: NDArray[np.bool_], size: int | None) -> None:
+        self._samples = samples
+        self.size = size
+        self.rows = 0
+        count = len(samples.group_values)
+        members = samples.group[: samples.size][ready[: samples.size]]
+        self._counts = np.bincount(members[members >= 0], minlength=count).astype(np.int64)
+        self._needs = np.zeros(count, dtype=np.int64)  # of complete groups: members that a grant takes
+        self.complete = Bitmap(np.zeros(count, dtype=np.bool_))
+        self._settle(np.arange(count))
+
+    def change(self, slots: Any, delta: NDArray[np.int64]) -> None:
+        """Members became ready (+1), are so no longer (-1), or had their tags changed (0)."""
+        groups = self._samples.group[slots]
+        grouped = groups >= 0
+        if not grouped.any():
+            return
+        groups, delta = groups[grouped], delta[grouped]
+        self._reserve(len(self._samples.group_values))
+        np.add.at(self._counts, groups, delta)
+        self._settle(np.unique(groups))
+
+    def _reserve(self, count: int) -> None:
+        if count <= len(self._counts):
+            return
+        capacity = max(count, 2 * len(self._counts))
+        for name in ("_counts", "_needs"):
+            array = np.zeros(capacity, dtype=np.int64)
+            array[: len(getattr(self, name))] = getattr(self, name)
+            setattr(self, name, array)
+        self.complete.resize(capacity)
+
+    def _settle(self, groups: NDArray[np.int64]) -> None:
+        """Decides anew which of these groups (each once) are complete."""
+        needs = self._wanted(groups)
+        whole = (needs > 0) & (self._counts[groups] >= needs)
+        needs = np.where(whole, needs, 0)
+        self.rows += int(needs.sum()) - int(self._needs[groups].sum())
+        self._needs[groups] = needs
+        self.complete.assign(groups, whole)
+
+    def _wanted(self, groups: NDArray[np.int64]) -> NDArray[np.int64]:
+        if self.size is not None:
+            return np.full(len(groups), self.size, dtype=np.int64)
+        declared = self._samples.declared
+        return np.fromiter((declared.size_of(group) for group in groups.tolist()), dtype=np.int64, count=len(groups))
+
+    def oldest(self, rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the oldest complete groups that together have at most so many rows, and their sizes."""
+        if not rows:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        groups = self.complete.first(rows // self.size if self.size else rows)
+        sizes = self._needs[groups]
+        fitting = int(np.searchsorted(np.cumsum(sizes), rows, side="right"))
+        return groups[:fitting], sizes[:fitting]
+
+    def first_size(self) -> int:
+        """Returns the size of the oldest complete group; 0: there is none."""
+        groups = self.complete.first(1)
+        return int(self._needs[groups[0]]) if len(groups) else 0
+
+
+class Members:
+    """Which samples ever were in a group: those that left it, or were cleared, are still named.
+
+    Args:
+        groups: int64 [rows]: group of each sample; -1: none.
+        ids: int64 [rows], ascending.
+    """
+
+    def __init__(self, groups: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
+        order = np.argsort(groups, kind="stable")
+        self._ids = ids[order]
+        self._ends = np.cumsum(np.bincount(groups + 1))  # those without a group come first
+        self._later: dict[int, list[int]] = {}
+
+    def add(self, groups: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
+        """Samples joined groups."""
+        for group, ident in zip(groups.tolist(), ids.tolist(), strict=True):
+            self._later.setdefault(group, []).append(ident)
+
+    def of(self, group: int) -> NDArray[np.int64]:
+        """Returns the ids for a group, ascending, each once."""
+        later = np.array(self._later.get(group, ()), dtype=np.int64)
+        if group + 1 >= len(self._ends):
+            return np.unique(later)
+        first = self._ids[self._ends[group] : self._ends[group + 1]]
+        return np.unique(np.concatenate([first, later])) if len(later) else first
+
+
+class DeclaredSizes:
+    """What the tags of live samples say about the sizes of their groups: group → size → members that say so."""
+
+    def __init__(self) -> None:
+        self._said: dict[int, dict[int, int]] = {}
+
+    def add(self, group: int, size: int, members: int) -> None:
+        """So many more members (fewer, below 0) say that the group has this size."""
+        said = self._said.setdefault(group, {})
+        said[size] = said.get(size, 0) + members
+        if not said[size]:
+            del said[size]
+        if not said:
+            del self._said[group]
+
+    def size_of(self, group: int) -> int:
+        """Returns the size that all members who say one agree on; 0: none says it, or they differ."""
+        said = self._said.get(group, {})
+        return next(iter(said)) if len(said) == 1 else 0

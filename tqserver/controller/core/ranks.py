@@ -1,0 +1,343 @@
+"""Claims of ranks: registration, and the life of shares (see `shares`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from tqclient.errors import InvalidArgument, TopologyMismatch
+from tqclient.wire.v1 import common_pb2, journal_pb2
+from tqclient.wire.v1 import controller_pb2 as pb
+from tqserver.controller.core import effects, limits, validate
+from tqserver.controller.core.consumer import CONSUMED, DEAD, Consumer
+from tqserver.controller.core.partition import Partition
+from tqserver.controller.core.rows import blocks_of, rows_of
+from tqserver.controller.core.samplers import SeqlenBalanced
+from tqserver.controller.core.samples import Slots
+from tqserver.controller.core.sessions import Claim, Membership
+from tqserver.controller.core.shares import ORPHAN_LEASES, RankGroup, Replica, Share, Sizes
+from tqserver.controller.core.state import Effects, State
+from tqserver.controller.core.wanted import Wanted
+
+# Registration.
+
+
+def register_rank(state: State, request: pb.RegisterRankRequest, now: float, out: Effects) -> pb.RegisterRankReply:
+    """Applies a RegisterRankRequest."""
+    validate.register_rank(request)
+    session = state.session_of(request.mutation).session
+    partition = state.partition(request.partition_id)
+    partition.check_consumer(request.consumer)
+    known = partition.tracked(request.consumer).ranks
+    if known is not None:
+        known.check(request.topology, session)
+    consumer = partition.admit(request.consumer)
+    if known is not None and known.sizes != Sizes.of(request.topology):
+        dissolve(state, partition, consumer, list(known.replicas), now, out)
+        consumer.ranks = None
+    _hold(state, partition, consumer, request.topology, session)
+    out.append(effects.ReadinessChanged(partition.partition_id))
+    return pb.RegisterRankReply(registered=len(_ranks(consumer).holders))
+
+
+def _ranks(consumer: Consumer) -> RankGroup:
+    if consumer.ranks is None:
+        raise AssertionError(f"consumer {consumer.name!r} has no ranks")
+    return consumer.ranks
+
+
+def _hold(state: State, partition: Partition, consumer: Consumer, topology: pb.Topology, session: int) -> RankGroup:
+    if consumer.ranks is None:
+        consumer.ranks = RankGroup(Sizes.of(topology))
+    consumer.ranks.hold(topology, session)
+    state.orphans.pop((partition.partition_id, consumer.name, topology.dp_rank), None)
+    state.leases.sessions[session].consumers[partition.partition_id, consumer.name] = None
+    return consumer.ranks
+
+
+def vacate(state: State, session: int, now: float, out: Effects) -> None:
+    """A session's claims have ended, and now its places in topologies are free."""
+    for partition_id, name in state.leases.sessions[session].consumers:
+        partition = state.partitions.get(partition_id)
+        consumer = None if partition is None else partition.consumers.get(name)
+        if partition is None or consumer is None or consumer.ranks is None:
+            continue
+        for dp_rank in consumer.ranks.vacate(session):
+            _drop_settled(state, consumer.ranks.replicas[dp_rank], consumer.ranks.sizes.members, now, out)
+            watch_orphan(state, partition, consumer, dp_rank, now)
+
+
+def watch_orphan(state: State, partition: Partition, consumer: Consumer, dp_rank: int, now: float) -> None:
+    """A DP rank that holds shares and has no member gives them back in a while."""
+    key = (partition.partition_id, consumer.name, dp_rank)
+    replica = _ranks(consumer).replicas[dp_rank]
+    if replica.shares and not replica.positions and key not in state.orphans:
+        state.orphans[key] = now + ORPHAN_LEASES * partition.policy.lease_ms / 1000
+
+
+def watch_orphans(state: State, now: float) -> None:
+    """After a start: every such rank has its whole time again."""
+    state.orphans.clear()
+    for partition in state.partitions.values():
+        for consumer in partition.consumers.values():
+            for dp_rank in consumer.ranks.replicas if consumer.ranks is not None else ():
+                watch_orphan(state, partition, consumer, dp_rank, now)
+
+
+# Claims.
+
+
+def _place(wanted: Wanted) -> tuple[RankGroup, Replica, Share | None]:
+    """Looks at where a rank stands, and changes nothing."""
+    topology, session = wanted.request.topology, wanted.request.mutation.session
+    ranks = wanted.consumer.ranks or RankGroup(Sizes.of(topology))
+    ranks.check(topology, session)
+    if ranks.sizes != Sizes.of(topology):
+        raise TopologyMismatch(
+            f"ranks of {ranks.sizes} were registered before; call RegisterRank to replace them by {Sizes.of(topology)}"
+        )
+    replica = ranks.replicas.get(topology.dp_rank) or Replica()
+    share = replica.next_of(topology.member)
+    if share is not None and share.spec != _spec(wanted.request):
+        raise InvalidArgument(
+            f"step {share.step} of DP rank {topology.dp_rank} was made for other fields, tags, sampler or batch size: "
+            "all members of a DP rank ask alike"
+        )
+    return ranks, replica, share
+
+
+def _spec(request: pb.ClaimRequest) -> bytes:
+    """What all members must ask for alike."""
+    asked = pb.ClaimRequest(
+        fields=sorted(request.fields),
+        batch_size=request.batch_size,
+        sampler=request.sampler,
+        where=request.where,
+        max_tokens=request.max_tokens,
+        token_field=request.token_field,
+    )
+    return asked.SerializeToString(deterministic=True)
+
+
+def ready(wanted: Wanted) -> bool:
+    """Whether a rank's claim would be granted now."""
+    ranks, _, share = _place(wanted)
+    return share is not None or _plan(wanted, ranks) is not None
+
+
+def _plan(wanted: Wanted, ranks: RankGroup) -> dict[int, Slots] | None:
+    """Chooses the rows of the next step: dp_rank → slots. None: the claim waits, or nothing is left for this rank."""
+    dp_rank, sampler = wanted.request.topology.dp_rank, wanted.sampler
+    _check_apart(ranks, dp_rank)
+    if not isinstance(sampler, SeqlenBalanced):
+        slots = wanted.choose()
+        return None if slots is None else {dp_rank: slots}
+    if wanted.budget is not None:
+        raise InvalidArgument(
+            "the seqlen_balanced sampler divides batch_size rows for each DP rank: leave max_tokens out"
+        )
+    active = sorted({*ranks.active(), dp_rank})
+    sample = wanted.sample.of_size(wanted.request.batch_size * len(active))
+    slots = sampler.sample(wanted.view, sample)
+    if slots is None or wanted.rate_lacks(slots):
+        return None
+    parts = dict(zip(active, sampler.divide(slots, sample, len(active)), strict=True))
+    return parts if len(parts[dp_rank]) else None
+
+
+def _check_apart(ranks: RankGroup, dp_rank: int) -> None:
+    """Refuses another step while too many are kept for members that do not keep up, or never come."""
+    shares = ranks.replica(dp_rank).shares if dp_rank in ranks.replicas else {}
+    if len(shares) >= limits.SHARES_PER_DP_RANK_MAX:
+        oldest = next(iter(shares.values()))
+        behind = sorted(set(range(ranks.sizes.members)) - oldest.done)
+        raise InvalidArgument(
+            f"DP rank {dp_rank} is {len(shares)} steps, the most there can be, ahead of its members "
+            f"{behind[: limits.LISTED_MAX]}: every member claims and acks every step"
+        )
+
+
+def claim(state: State, wanted: Wanted, now: float, out: Effects) -> pb.ClaimReply:
+    """Grants a rank's claim.
+
+    Raises:
+        TQError: it is not granted, and nothing has changed.
+    """
+    request, partition = wanted.request, wanted.partition
+    topology = request.topology
+    ranks, replica, share = _place(wanted)
+    parts: dict[int, Slots] | None = {}
+    if share is None:
+        parts = _plan(wanted, ranks)
+        if parts is None:
+            raise wanted.unmet()
+    consumer = partition.admit(request.consumer)
+    ranks = _hold(state, partition, consumer, topology, request.mutation.session)
+    replica = ranks.replica(topology.dp_rank)
+    if parts:
+        _make(state, wanted, ranks, parts, now)
+        if wanted.limiter is not None:
+            out.append(effects.RoomChanged(partition.partition_id))
+    share = replica.next_of(topology.member)
+    if share is None:
+        raise AssertionError("a share was made, and is not there")
+    if not share.rows:
+        _deliver(state, partition, consumer, share)
+    granted = Claim(
+        claim_id=state.next_claim,
+        session=request.mutation.session,
+        partition_id=partition.partition_id,
+        consumer=request.consumer,
+        ids=np.empty(0, dtype=np.int64),
+        blocks=[],
+        lease_ms=partition.policy.lease_ms,
+        membership=Membership(topology.dp_rank, share.step, topology.member),
+    )
+    state.next_claim += 1
+    state.leases.add_claim(granted, now)
+    share.claims[topology.member] = granted.claim_id
+    replica.positions[topology.member] = share.step + 1
+    return pb.ClaimReply(
+        claim_id=granted.claim_id,
+        lease_ms=granted.lease_ms,
+        rows=common_pb2.Rows.FromString(share.rows),
+        fields=partition.fields(share.fields),
+        step=share.step,
+    )
+
+
+def _make(state: State, wanted: Wanted, ranks: RankGroup, parts: dict[int, Slots], now: float) -> None:
+    """Makes the shares of a step."""
+    request, partition = wanted.request, wanted.partition
+    step = max(ranks.replica(dp_rank).next_step for dp_rank in parts)
+    consumer = wanted.take(np.concatenate(list(parts.values())))
+    fields = tuple(request.fields) or tuple(partition.samples.columns)
+    for dp_rank, slots in parts.items():
+        replica = ranks.replica(dp_rank)
+        replica.next_step = step + 1
+        if len(slots):
+            replica.shares[step] = Share(step, partition.samples.ids[slots], _spec(request), fields)
+            watch_orphan(state, partition, consumer, dp_rank, now)
+
+
+def _deliver(state: State, partition: Partition, consumer: Consumer, share: Share) -> None:
+    """Begins another delivery of a share."""
+    slots = partition.samples.find(share.ids)
+    share.attempt += 1
+    consumer.attempts[slots] += 1
+    share.blocks = blocks_of(partition.samples, slots, share.fields)
+    state.blocks.claim(share.blocks)
+    rows = rows_of(partition.samples, slots, share.fields, consumer.attempts[slots])
+    share.rows = rows.SerializeToString(deterministic=True)
+
+
+# Ends.
+
+
+def end_membership(state: State, ended: Claim, now: float, out: Effects, *, consumed: bool) -> None:
+    """One member's claim, which has left the leases, was acked, or released."""
+    partition, place = state.partitions[ended.partition_id], ended.membership
+    consumer = partition.consumers[ended.consumer]
+    if place is None:
+        raise AssertionError(f"claim {ended.claim_id} is no rank's")
+    ranks = _ranks(consumer)
+    replica = ranks.replicas[place.dp_rank]
+    share = replica.shares[place.step]
+    del share.claims[place.member]
+    if not consumed and not share.consumed:
+        _release(state, partition, consumer, replica, now, out)
+    else:
+        share.done.add(place.member)
+        by_leader = ranks.sizes.leader_acks and 0 in share.done
+        if not share.consumed and (by_leader or len(share.done) == ranks.sizes.members):
+            share.consumed = True
+            slots = partition.samples.find(share.ids)
+            consumer.move(slots[slots >= 0], CONSUMED)
+    _drop_settled(state, replica, ranks.sizes.members, now, out)
+    out.append(effects.ReadinessChanged(partition.partition_id))
+
+
+def _drop_settled(state: State, replica: Replica, members: int, now: float, out: Effects) -> None:
+    """Forgets the consumed shares that all live members have had."""
+    for share in [share for share in replica.shares.values() if share.consumed and replica.had_by_all(share, members)]:
+        del replica.shares[share.step]
+        out += state.blocks.retire(state.blocks.unclaim(share.blocks), now)
+
+
+def _stop(state: State, share: Share, now: float, out: Effects) -> bool:
+    """Ends the delivery of a share, if one is under way; says so."""
+    for claim_id in share.claims.values():
+        state.leases.end_claim(claim_id)
+    share.claims.clear()
+    share.done.clear()
+    if not share.rows:
+        return False
+    share.rows = b""
+    out += state.blocks.retire(state.blocks.unclaim(share.blocks), now)
+    share.blocks = []
+    return True
+
+
+def _release(
+    state: State, partition: Partition, consumer: Consumer, replica: Replica, now: float, out: Effects
+) -> None:
+    """Starts everything over that a replica has not consumed."""
+    for share in replica.unsettled():
+        if not _stop(state, share, now, out):
+            continue
+        slots = partition.samples.find(share.ids)
+        slots = slots[slots >= 0]
+        if share.attempt >= partition.policy.max_attempts:
+            consumer.move(slots, DEAD)
+            slots = slots[:0]
+        share.ids = partition.samples.ids[partition.give_back(consumer, slots)]
+        if not len(share.ids):
+            del replica.shares[share.step]
+    oldest = replica.oldest()
+    for member, position in replica.positions.items():
+        replica.positions[member] = min(position, oldest)
+
+
+def forget(partition: Partition, consumer: Consumer) -> None:
+    """Samples were cleared: shares that wait for their next delivery lose them, and go when nothing is left."""
+    for replica in consumer.ranks.replicas.values() if consumer.ranks is not None else ():
+        for share in replica.unsettled():
+            if share.rows:
+                continue
+            share.ids = share.ids[partition.samples.find(share.ids) >= 0]
+            if not len(share.ids):
+                del replica.shares[share.step]
+
+
+def dissolve(
+    state: State, partition: Partition, consumer: Consumer, dp_ranks: Iterable[int], now: float, out: Effects
+) -> None:
+    """Takes the shares of DP ranks back: what was not consumed is ready again, for any of them."""
+    for dp_rank in dp_ranks:
+        replica = _ranks(consumer).replicas[dp_rank]
+        for share in list(replica.shares.values()):
+            _stop(state, share, now, out)
+            del replica.shares[share.step]
+            if not share.consumed:
+                slots = partition.samples.find(share.ids)
+                slots = slots[slots >= 0]
+                partition.count_delivered(consumer, slots, -1)
+                partition.reopen(consumer, slots)
+        for member in replica.positions:
+            replica.positions[member] = replica.next_step
+        state.orphans.pop((partition.partition_id, consumer.name, dp_rank), None)
+    out.append(effects.ReadinessChanged(partition.partition_id))
+
+
+def dissolve_replica(state: State, command: journal_pb2.DissolveReplica, now: float, out: Effects) -> None:
+    """Applies a DissolveReplica; a DP rank that has a member by now is passed over."""
+    state.orphans.pop((command.partition_id, command.consumer, command.dp_rank), None)
+    partition = state.partitions.get(command.partition_id)
+    consumer = None if partition is None else partition.consumers.get(command.consumer)
+    if partition is None or consumer is None or consumer.ranks is None:
+        return
+    replica = consumer.ranks.replicas.get(command.dp_rank)
+    if replica is not None and not replica.positions:
+        replica.gone = True
+        dissolve(state, partition, consumer, [command.dp_rank], now, out)

@@ -1,0 +1,147 @@
+"""Samplers that know of groups: complete ones alone, or a global batch balanced over DP ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tqclient.errors import InvalidArgument
+from tqserver.controller.core.consumer import OPEN, STALE
+from tqserver.controller.core.samplers.balance import balanced
+from tqserver.controller.core.samplers.base import Sampler, SampleRequest, Slots, group_index, text
+from tqserver.controller.core.view import View
+
+
+def _size(name: str, value: Any, batch_size: int) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidArgument(f"the {name} sampler needs a group size above 0, not {value!r}")
+    if batch_size % value:
+        raise InvalidArgument(f"batch_size={batch_size} is no multiple of the group size, {value}")
+    return value
+
+
+class WholeGroups(Sampler):
+    """Complete groups alone, the oldest first; the others of a group that is granted are given up."""
+
+    countable = False
+
+    def size(self, params: dict[str, Any]) -> int | None:
+        """Returns the members of a group; None: as tagged."""
+        size: int | None = params.get("size")
+        return size
+
+    def whole_groups(self, params: dict[str, Any]) -> bool:
+        """Always."""
+        return True
+
+    def unit_rows(self, view: View, request: SampleRequest) -> int:
+        """The size of the oldest complete group."""
+        return max(group_index(view, request, self.size(request.params)).first_size(), 1)
+
+    def has(self, view: View, request: SampleRequest) -> bool:
+        """Whether complete groups fill the batch, or there is a last one."""
+        rows = group_index(view, request, self.size(request.params)).rows
+        return rows >= request.batch_size or (request.final and rows > 0)
+
+    def sample(self, view: View, request: SampleRequest) -> Slots | None:
+        """The members of the oldest complete groups, group by group, each by age."""
+        if not self.has(view, request):
+            return None
+        index = group_index(view, request, self.size(request.params))
+        groups, sizes = index.oldest(request.batch_size)
+        if not len(groups):
+            raise InvalidArgument(
+                f"batch_size={request.batch_size}, but the oldest complete group has {index.first_size()} members"
+            )
+        return np.concatenate(
+            [self._ready(view, request, group)[:size] for group, size in zip(groups.tolist(), sizes, strict=True)]
+        )
+
+    @staticmethod
+    def _ready(view: View, request: SampleRequest, group: int) -> Slots:
+        members = request.samples.members(group)
+        ready: Slots = members[view.ready[members]]
+        return ready
+
+    def surplus(self, slots: Slots, request: SampleRequest) -> Slots:
+        """The other members of the groups, but those that are settled."""
+        samples, consumer = request.samples, request.consumer
+        members = [samples.members(group) for group in np.unique(samples.group[slots]).tolist()]
+        rest = np.setdiff1d(np.concatenate(members), slots)
+        unsettled: Slots = rest[(consumer.state[rest] == OPEN) | (consumer.state[rest] == STALE)]
+        return unsettled
+
+
+class Group(WholeGroups):
+    """See `WholeGroups`."""
+
+    known = ("size",)
+
+    def check(self, params: dict[str, Any], batch_size: int) -> None:
+        """`size`: members of a group; nil: as many as their tag `group_size` says."""
+        super().check(params, batch_size)
+        _size(self.name, params.get("size"), batch_size)
+
+
+class SeqlenBalanced(WholeGroups):
+    """The oldest samples, or groups, divided over DP ranks in equal counts with balanced sums of a field's lengths."""
+
+    known = ("field", "groups")
+
+    @property
+    def name(self) -> str:
+        """As claims name it."""
+        return "seqlen_balanced"
+
+    def check(self, params: dict[str, Any], batch_size: int) -> None:
+        """`field`: whose lengths count; `groups`: keep groups whole, of the size that is given or, true, as tagged."""
+        super().check(params, batch_size)
+        text(self.name, params, "field")
+        if not isinstance(params.get("groups", False), bool):
+            _size(self.name, params["groups"], batch_size)
+
+    def size(self, params: dict[str, Any]) -> int | None:
+        """Returns the members of a group; None: as tagged."""
+        groups = params.get("groups")
+        return None if isinstance(groups, bool) else groups
+
+    def whole_groups(self, params: dict[str, Any]) -> bool:
+        """If asked for."""
+        return bool(params.get("groups"))
+
+    def unit_rows(self, view: View, request: SampleRequest) -> int:
+        """One, or the size of the oldest complete group."""
+        return super().unit_rows(view, request) if self.whole_groups(request.params) else 1
+
+    def has(self, view: View, request: SampleRequest) -> bool:
+        """Whether a whole batch is ready, or the last, short one."""
+        return super().has(view, request) if self.whole_groups(request.params) else Sampler.has(self, view, request)
+
+    def sample(self, view: View, request: SampleRequest) -> Slots | None:
+        """The oldest samples, or complete groups."""
+        if self.whole_groups(request.params):
+            return super().sample(view, request)
+        return view.first(request.batch_size) if self.has(view, request) else None
+
+    def surplus(self, slots: Slots, request: SampleRequest) -> Slots:
+        """The other open members of the groups, if they are kept whole."""
+        return super().surplus(slots, request) if self.whole_groups(request.params) else slots[:0]
+
+    def divide(self, slots: Slots, request: SampleRequest, ranks: int) -> list[Slots]:
+        """Divides what `sample` chose: int64 [rows] for each rank, each in the order of `slots`.
+
+        Raises:
+            InvalidArgument: the field has no lengths, or groups of several sizes are to be kept whole.
+        """
+        lengths = request.samples.lengths_of(request.params["field"], slots)
+        unit = 1
+        if self.whole_groups(request.params):
+            _, sizes = np.unique(request.samples.group[slots], return_counts=True)
+            unit = int(sizes[0])
+            if (sizes != unit).any():
+                raise InvalidArgument(f"groups of {sizes.min()} and {sizes.max()} members cannot be divided equally")
+        rank_of = balanced(lengths.reshape(-1, unit).sum(axis=1), ranks)
+        return [slots.reshape(-1, unit)[rank_of == rank].ravel() for rank in range(ranks)]
