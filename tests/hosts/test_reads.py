@@ -88,10 +88,6 @@ def clear(client: tq.Client, id_: int) -> None:
     client.partition("part").clear(ids=[id_])
 
 
-def free_bytes(cluster: HostCluster) -> int:
-    return cluster.describe(NODE).capacity_bytes - sum(cluster.used(NODE))
-
-
 def fill_up(client: tq.Client) -> int:
     return fill(client.partition("part"), first=100)
 
@@ -106,8 +102,9 @@ def test_a_reader_on_another_host_slower_than_its_lease_gets_no_other_bytes(clus
     user.call(clear, cleared)
     assert cluster.used(NODE).sealed == sealed  # for as long as the reader's lease lasts
     wait_until(lambda: cluster.used(NODE).sealed == sealed // 2, timeout=LEASE + 1, what="its pin ends")
-    while free_bytes(cluster) >= ROW_BYTES:  # nothing is left that the reader could look at without meeting others
-        assert user.call(fill_up)
+    assert user.call(fill_up)
+    while user.call(fill_up):  # until no hole is left that another row fits: the reader can't look without meeting one
+        pass
     reader.resume()
     reader.wait_for("done", timeout=20)
     assert reader.stdout.splitlines() == ["raised SampleNotFound", "got [2, 2, 2, 2]", "done"]
