@@ -125,10 +125,10 @@ class Engine:
         memory.prefer_huge_pages()
         self.memory: NDArray[np.uint8] = memory.array()
         self.base = memory.address
-        self._own: _Library | None = _Library.take(host, devices, segment, self.memory)
-        self._library: Any = self._own.engine
-        self.address = self._own.address
-        self.protocol = self._own.protocol
+        library = _Library.take(host, devices, segment, self.memory)
+        self._library: _Library | None = library
+        self.address = library.address
+        self.protocol = library.protocol
         self.counters.registrations += 1
 
     def hold(self) -> None:
@@ -148,9 +148,9 @@ class Engine:
             self._holders -= 1
             if self._holders:
                 return
-            own, self._own, self._library = self._own, None, None
-        if own is not None:
-            own.park(self.memory)
+            library, self._library = self._library, None
+        if library is not None:
+            library.park(self.memory)
             self.memory = np.empty(0, np.uint8)
 
     @property
@@ -193,15 +193,21 @@ class Engine:
                 return
             time.sleep(REAP_SECONDS)
 
+    @property
+    def _in_use(self) -> Any:
+        assert self._library is not None  # who transfers is a holder
+        return self._library.engine
+
     def _submit(self, transfer: Transfer) -> int:
-        call = self._library.batch_transfer_async_write if transfer.writes else self._library.batch_transfer_async_read
+        engine = self._in_use
+        call = engine.batch_transfer_async_write if transfer.writes else engine.batch_transfer_async_read
         with self._lock:
             self.counters.transfers += 1
         batch: int = call(self.segment, [self.base + transfer.local], [transfer.remote], [transfer.length])
         return batch
 
     def _check(self, batch: int) -> int:
-        status: int = self._library.transfer_check_status(batch)
+        status: int = self._in_use.transfer_check_status(batch)
         return status
 
     def _ended(self, transfer: Transfer, *, went_well: bool) -> None:
@@ -250,13 +256,13 @@ class _Library:
             if taken is not None:
                 cls._parked.remove(taken)
         taken = taken or cls(host, devices)
-        taken._opened.add(segment)
         status = taken.engine.register_memory(memory.ctypes.data, memory.size)
         if status != 0:
             with cls._lock:
                 cls._parked.append(taken)
             hint = "; is the limit of locked memory (memlock) high enough?" if taken.protocol == "rdma" else ""
             raise TransportUnavailable(f"registering {memory.size} bytes returned {status}{hint}")
+        taken._opened.add(segment)  # not before: one that could not register serves the next try
         return taken
 
     def _serves(self, host: str, devices: str, segment: str) -> bool:

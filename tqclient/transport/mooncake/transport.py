@@ -232,7 +232,7 @@ def open_mooncake(contact: NodeContact) -> MooncakeTransport:
     options = Options.from_environment()
     opening = _Opening(endpoint, described.arena, options.host or own_address(endpoint.segment), options)
     try:
-        engine = opening.result(min(OPEN_SECONDS, contact.remaining))
+        engine = opening.result(_open_seconds(contact))
     except TransportUnavailable:
         if _replaced(contact):
             raise Unavailable(f"the node has replaced its engine {endpoint.segment}") from None
@@ -243,10 +243,14 @@ def open_mooncake(contact: NodeContact) -> MooncakeTransport:
     return MooncakeTransport(contact, engine)
 
 
+def _open_seconds(contact: NodeContact) -> float:
+    return min(OPEN_SECONDS, contact.remaining)
+
+
 def _replaced(contact: NodeContact) -> bool:
     """Whether the node tells of another engine by now."""
     try:
-        reply: Any = contact.stub.DescribeNode(storage_pb2.DescribeNodeRequest(), timeout=contact.remaining)
+        reply: Any = contact.stub.DescribeNode(storage_pb2.DescribeNodeRequest(), timeout=_open_seconds(contact))
     except grpc.RpcError:
         return True
     return bool(reply.mooncake.segment != contact.description.mooncake.segment or reply.mooncake_expected)
