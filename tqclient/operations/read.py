@@ -13,9 +13,9 @@ from tqclient.arguments import names_of, pack_lookup_keys, row_ids
 from tqclient.codec import Column, Layout, Part, read_column
 from tqclient.errors import CorruptBlock, InvalidArgument, LeaseExpired, SampleNotFound, TQError, Unavailable
 from tqclient.info import PartitionRef
-from tqclient.operations.effects import CONTROLLER, Deadline, Operation, Work, call, pause
+from tqclient.operations.effects import CONTROLLER, Deadline, Operation, Work, call
 from tqclient.operations.replicas import ExtentGone, Path, ReplicaFailed, Replicas
-from tqclient.operations.sessions import in_session, refresh_nodes
+from tqclient.operations.sessions import in_session, pause_and_refresh, refresh_nodes
 from tqclient.rows import RowSet, Run
 from tqclient.state import ClientState, Session
 from tqclient.transport.base import Fetched
@@ -173,8 +173,7 @@ def fetch(
         except ReplicaFailed as failure:
             replicas.failed(failure)  # there may be another one
         except Unavailable as error:
-            yield from pause(backoff, deadline, error)
-            yield from refresh_nodes(state, deadline)
+            yield from pause_and_refresh(state, backoff, deadline, error)
             replicas.forgive()
         else:
             _check_still_held(state, ref, session, paths)
