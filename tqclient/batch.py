@@ -124,20 +124,7 @@ class BatchData:
         Raises:
             InvalidArgument: tensordict is not installed.
         """
-        try:
-            from tensordict import NonTensorStack, TensorDict
-        except ImportError:
-            raise InvalidArgument(
-                "to_tensordict needs the package tensordict: pip install 'tq-dataplane[tensordict]'"
-            ) from None
-        rows = self.rows
-
-        def convert(value: Any) -> Any:
-            if isinstance(value, dict):
-                return TensorDict({name: convert(each) for name, each in value.items()}, batch_size=[rows])
-            return NonTensorStack(*value) if isinstance(value, list) else value
-
-        return convert(self._values)
+        return _as_tensordict(self._values, self.rows)
 
     def close(self) -> None:
         """Lets go of views, and of a claim that was not settled (its samples are delivered again). Repeatable."""
@@ -157,3 +144,15 @@ def _let_go(state: ClientState, handle: ClaimHandle | None, close_holdings: Call
     if handle is not None:
         abandon(state, handle)
     close_holdings()
+
+
+def _as_tensordict(value: Any, rows: int) -> Any:
+    try:
+        from tensordict import NonTensorStack, TensorDict
+    except ImportError:
+        raise InvalidArgument(
+            "to_tensordict needs the package tensordict: pip install 'tq-dataplane[tensordict]'"
+        ) from None
+    if isinstance(value, dict):
+        return TensorDict({name: _as_tensordict(each, rows) for name, each in value.items()}, batch_size=[rows])
+    return NonTensorStack(*value) if isinstance(value, list) else value

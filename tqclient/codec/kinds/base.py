@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -49,6 +49,12 @@ class Encoder(ABC):
     def children(self) -> list[tuple[str, Encoder]]:
         """(key, column) of a struct."""
         return []
+
+    def preorder(self) -> Iterator[Encoder]:
+        """This column, then those below it, in the order in which the block has their streams."""
+        yield self
+        for _, child in self.children():
+            yield from child.preorder()
 
     def node(self, name: str) -> NodePlan:
         """What the directory says of this column."""
