@@ -53,16 +53,21 @@ class Counters:
 
 
 class Transfer:
-    """One contiguous run of bytes on its way. It is polled by one thread at a time, to its end and never again."""
+    """One contiguous run of bytes on its way. It is polled by one thread at a time, to its end and never again.
 
-    __slots__ = ("_batch", "_engine", "length", "local", "remote", "writes")
+    Attributes:
+        local: uint8, the bytes on this side; they stay where they are for as long as this lives.
+        remote: address at the peer.
+        writes: to the peer, not from it.
+    """
 
-    def __init__(self, engine: Engine, *, writes: bool, local: int, remote: int, length: int) -> None:
+    __slots__ = ("_batch", "_engine", "local", "remote", "writes")
+
+    def __init__(self, engine: Engine, local: NDArray[np.uint8], remote: int, *, writes: bool) -> None:
         self._engine = engine
-        self.writes = writes
         self.local = local
         self.remote = remote
-        self.length = length
+        self.writes = writes
         self._batch = engine._submit(self)
 
     def poll(self) -> bool | None:
@@ -95,7 +100,6 @@ class Engine:
 
     Attributes:
         memory: all that is registered, uint8.
-        base: address of its first byte.
         address: `host:port`, under which peers open this engine.
         protocol: `tcp` or `rdma`: what it was seen to use.
         segment: of the peer.
@@ -124,7 +128,6 @@ class Engine:
         memory = Memory(memory_bytes, inherited=False)
         memory.prefer_huge_pages()
         self.memory: NDArray[np.uint8] = memory.array()
-        self.base = memory.address
         library = _Library.take(host, devices, segment, self.memory)
         self._library: _Library | None = library
         self.address = library.address
@@ -152,6 +155,14 @@ class Engine:
         if library is not None:
             library.park(self.memory)
             self.memory = np.empty(0, np.uint8)
+
+    @property
+    def takes_any_memory(self) -> bool:
+        """Whether transfers may begin and end in memory of this process that is not registered.
+
+        Over TCP, the library hands the address to a socket; an adapter moves nothing but what it has pinned.
+        """
+        return self.protocol == "tcp"
 
     @property
     def idle_seconds(self) -> float:
@@ -203,7 +214,7 @@ class Engine:
         call = engine.batch_transfer_async_write if transfer.writes else engine.batch_transfer_async_read
         with self._lock:
             self.counters.transfers += 1
-        batch: int = call(self.segment, [self.base + transfer.local], [transfer.remote], [transfer.length])
+        batch: int = call(self.segment, [transfer.local.ctypes.data], [transfer.remote], [transfer.local.size])
         return batch
 
     def _check(self, batch: int) -> int:
@@ -214,7 +225,7 @@ class Engine:
         with self._lock:
             self._ended_at = time.monotonic()
             if went_well:
-                self.counters.bytes += transfer.length
+                self.counters.bytes += transfer.local.size
             else:
                 self.counters.failures += 1
         self._items.release()
