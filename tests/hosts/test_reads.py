@@ -130,7 +130,7 @@ def flip_bits(client: tq.Client, arena: Path, flips: int, seed: int) -> dict[str
                 batch: Any = blocks.part.get([ids[block][row] for row in spared])
                 for field in blocks.values[block]:
                     blocks.assert_equal(block, field, spared, batch.list(field))
-    client.delete_partition("part")
+    blocks.close()
     return hit
 
 
@@ -138,6 +138,7 @@ def flipped(cluster: HostCluster, user: Remote, flips: int, seed: int) -> None:
     hit = user.call(flip_bits, cluster.arena(NODE), flips, seed)
     assert hit.keys() >= {"dense", "ragged", "mm", "prompt"}
     assert sum(hit.values()) == flips
+    cluster.wait_used(NODE, Used(0), timeout=RECLAIM_SECONDS, what="the blocks are gone")
 
 
 def test_a_flipped_bit_on_another_host_is_found_and_spares_the_neighbours(
