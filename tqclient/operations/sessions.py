@@ -51,6 +51,7 @@ def live_session(state: ClientState, deadline: Deadline) -> Operation[Session]:
 
 
 def _open_session(state: ClientState, deadline: Deadline) -> Operation[Session]:
+    state.check_usable()  # who has waited while another thread closed the client
     number = state.requests.take()
     try:
         request = pb.OpenSessionRequest(
