@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 CONSTRAINTS := deploy/constraints.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 
-.PHONY: help setup proto check test chaos demo bench clean
+.PHONY: help setup proto check test chaos cuda demo bench clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -42,10 +42,13 @@ check: $(READY)  ## formatting, lint, types, fresh stubs, layout
 	$(BIN)/python -m pytest -q tests/unit/test_layout.py
 
 test: $(READY)  ## every test but the long fault runs
-	$(BIN)/python -m pytest -m 'not chaos' $(ARGS)
+	$(BIN)/python -m pytest -m 'not chaos and not cuda' $(ARGS)
 
 chaos: $(READY)  ## the long fault runs: make chaos SEED=7 ROUNDS=100
 	$(BIN)/python -m pytest -m chaos $(if $(SEED),--seed=$(SEED)) $(if $(ROUNDS),--rounds=$(ROUNDS)) $(ARGS)
+
+cuda: $(READY)  ## what needs a CUDA device, and a torch that was built for it
+	$(BIN)/python -m pytest -m cuda $(ARGS)
 
 demo: $(READY)  ## rollout, reward and trainer processes over a service on this machine
 	$(BIN)/python -m examples.grpo_addition $(ARGS)

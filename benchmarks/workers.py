@@ -92,6 +92,11 @@ class Worker:
             raise answer
         return answer
 
+    def check_alive(self) -> None:
+        """Raises what `receive` raises when it has ended; takes no answer of one that runs."""
+        if not self._process.is_alive():
+            self.receive()
+
     def usage(self) -> Usage:
         """What the child has used so far."""
         return Usage.of(self.pid)

@@ -153,7 +153,13 @@ class Client:
 
     async def _run(self, operation: Operation[T]) -> T:
         self._state.check_usable()
-        return await run_async(operation, self._channels)
+        try:
+            return await run_async(operation, self._channels)
+        except asyncio.CancelledError:
+            cancelling = getattr(asyncio.current_task(), "cancelling", lambda: 0)  # not in Python 3.10
+            if not cancelling():  # a channel that is closed cancels its calls, whoever waits for them
+                self._state.check_usable()
+            raise
 
     async def __aenter__(self) -> Client:
         return self

@@ -161,20 +161,7 @@ class BatchData:
         Raises:
             InvalidArgument: tensordict is not installed.
         """
-        try:
-            from tensordict import NonTensorStack, TensorDict
-        except ImportError:
-            raise InvalidArgument(
-                "to_tensordict needs the package tensordict: pip install 'tq-dataplane[tensordict]'"
-            ) from None
-        rows = self.rows
-
-        def convert(value: Any) -> Any:
-            if isinstance(value, dict):
-                return TensorDict({name: convert(each) for name, each in value.items()}, batch_size=[rows])
-            return NonTensorStack(*value) if isinstance(value, list) else value
-
-        return convert(dict(self._values))
+        return _as_tensordict(dict(self._values), self.rows)
 
     def to_buffer(self, extra: Any = None, *, fields: Sequence[str] | None = None) -> torch.Tensor:
         """Returns the batch as one tensor, uint8 `[bytes]`, that a framework broadcasts; a copy.
@@ -233,3 +220,15 @@ def _let_go(state: ClientState | None, handle: ClaimHandle | None, close_holding
     if handle is not None and state is not None:
         abandon(state, handle)
     close_holdings()
+
+
+def _as_tensordict(value: Any, rows: int) -> Any:
+    try:
+        from tensordict import NonTensorStack, TensorDict
+    except ImportError:
+        raise InvalidArgument(
+            "to_tensordict needs the package tensordict: pip install 'tq-dataplane[tensordict]'"
+        ) from None
+    if isinstance(value, dict):
+        return TensorDict({name: _as_tensordict(each, rows) for name, each in value.items()}, batch_size=[rows])
+    return NonTensorStack(*value) if isinstance(value, list) else value

@@ -116,10 +116,17 @@ class Channels:
         self._lock = threading.Lock()
         self._channels: dict[str, Any] = {}
         self._stubs: dict[str, Any] = {}
+        self._closed = False
 
     def channel(self, address: str) -> Any:
-        """Returns the channel to an address."""
+        """Returns the channel to an address.
+
+        Raises:
+            InvalidArgument: `take_all` was called: the client is closed.
+        """
         with self._lock:
+            if self._closed:
+                raise InvalidArgument("this client is closed; call tq.connect() again")
             if address not in self._channels:
                 self._channels[address] = self._open(address)
             return self._channels[address]
@@ -134,8 +141,9 @@ class Channels:
         return stub
 
     def take_all(self) -> list[Any]:
-        """Empties the table and returns the channels that were open, to be closed."""
+        """Ends it, and returns the channels that were open, to be closed; who is in a call learns it at the next."""
         with self._lock:
+            self._closed = True
             channels = list(self._channels.values())
             self._channels.clear()
             self._stubs.clear()

@@ -58,6 +58,10 @@ class Peer:
         """Takes in the answer to `opening`."""
         self._session = reply.session
 
+    def renewing(self) -> pb.HeartbeatRequest:
+        """Returns the request that keeps the session for another lease."""
+        return pb.HeartbeatRequest(session=self._session)
+
     def claiming(
         self, partition_id: int, consumer: str, sampler: Sampler, rows: int, fields: list[str], wait_ms: int = 0
     ) -> pb.ClaimRequest:

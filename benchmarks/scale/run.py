@@ -85,4 +85,4 @@ def run(
     return Result(BATCH_ROWS, costs, {name: claims.growth(costs, name) for name in samplers}, waking, grouped, watching)
 
 
-WAKES: Final = 5
+WAKES: Final = 15

@@ -67,6 +67,8 @@ async def _claimers(pipe: Any, address: str, partition_id: int, waiting: int) ->
             return time.monotonic(), peer, reply
 
         while await asyncio.to_thread(pipe.recv) is not None:
+            for peer in peers:
+                await peer.stub.Heartbeat(peer.renewing())
             claims = [claim(peers[number % SESSIONS]) for number in range(waiting)]
             woken = await asyncio.gather(*claims)
             pipe.send([moment for moment, _, _ in woken])
@@ -96,6 +98,8 @@ def measure(client: tq.Client, cluster: LocalCluster, *, waiting: int, repeats: 
                 worker.send("claim")
             while client.describe().waiting_claims < len(values[FIELD]):
                 time.sleep(0.02)
+                for worker in workers:
+                    worker.check_alive()
             start = time.monotonic()
             quiet.put(values)
             used = Usage.of(cluster.controller.pid).cpu_s

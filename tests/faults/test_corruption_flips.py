@@ -90,12 +90,19 @@ class Stored:
             partition_id=self.part._ref.partition_id,
             session=self._session.session,
             ids=pack_array(np.concatenate(self.ids), I64),
+            pin=self._state.new_pin(),
         )
+        self._pin = request.pin
         deadline = self._state.deadline(None)
         reply = client._run(call(CONTROLLER, "Locate", request, deadline, self._state.rng))
         self._rows = RowSet.from_wire(reply.rows, [field.name for field in reply.fields])
         self._blocks = [run.block_id for run in self._rows.runs["dense"]]
         self.layouts = [Layout.parse(self._rows.blocks[block].directory) for block in self._blocks]
+
+    def close(self) -> None:
+        """Lets go of the blocks."""
+        self._state.drop_pin(self._session.session, self._pin)
+        self.client.delete_partition(self.part.name)
 
     def read(self, block: int, wanted: Mapping[str, Sequence[int]]) -> dict[str, Column]:
         """Reads rows of a block, all that a get does once it knows where the rows lie."""

@@ -145,6 +145,7 @@ class Ledger:
                 del self.held[claim]
         for share in [share for share in self.acks if share[0] == dp_rank and share not in done]:
             del self.acks[share]
+        self.settled -= {end for end in self.settled if end[0] == dp_rank and end[:2] not in done}
         for share in [share for share in self.deliveries if share[0] == dp_rank and share not in done]:
             del self.deliveries[share]
         for place in [place for place in self.last if place[0] == dp_rank]:
@@ -156,6 +157,7 @@ class Ledger:
         for share, members in self.acks.items():
             if share[0] == place[0] and share not in done:
                 members.discard(place[1])
+                self.settled.discard((*share, place[1]))
         self.last.pop(place, None)
 
     def reset(self) -> None:

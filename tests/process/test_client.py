@@ -357,8 +357,14 @@ def test_clear_by_each_selector(part: tq.Partition) -> None:
     assert part.clear(tags={"old": True}).tolist() == [ids[5]]
     assert part.clear(ids).tolist() == []
     assert part.clear([]).tolist() == []
-    for arguments in ({}, {"ids": ids, "prefix": "a"}, {"tags": {}}):
-        with pytest.raises(tq.InvalidArgument):
+    refusals: list[tuple[dict[str, Any], str]] = [
+        ({}, "exactly one of ids, keys, groups, tags and prefix, not none"),
+        ({"ids": ids, "prefix": "a"}, "exactly one of .* not ids, prefix"),
+        ({"tags": {}}, "name a tag"),
+        ({"prefix": ""}, "name a prefix"),
+    ]
+    for arguments, message in refusals:
+        with pytest.raises(tq.InvalidArgument, match=message):
             part.clear(**arguments)
 
 

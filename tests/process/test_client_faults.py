@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -42,6 +45,33 @@ def test_calls_go_on_over_restarts_of_both_daemons(transport: str) -> None:
         held.ack()
         assert part.describe().counts["actor"]["consumed"] == 1
         assert part.describe().samples == 7
+
+
+def test_a_claim_that_waits_ends_when_another_thread_closes_its_client() -> None:
+    with LocalCluster(storage_nodes=1, arena="64MiB") as cluster:
+        client = tq.connect(cluster.address)
+        consumer = client.create_partition("part").consumer("actor")
+        with ThreadPoolExecutor(1) as threads, tq.connect(cluster.address) as other:
+            waiting = threads.submit(consumer.claim, 1, timeout=60)
+            wait_until(lambda: other.describe().waiting_claims == 1, timeout=10, what="the claim waits")
+            client.close()
+            with pytest.raises(tq.InvalidArgument, match=r"this client is closed; call tq\.connect\(\) again"):
+                waiting.result(5)
+            assert (other.describe().sessions, other.describe().waiting_claims) == (1, 0)
+
+
+def test_a_claim_that_waits_ends_when_another_task_closes_its_client() -> None:
+    async def close_while_waiting(address: str, waits: Callable[[], bool]) -> None:
+        client = await tq.aio.connect(address)
+        consumer = (await client.create_partition("part")).consumer("actor")
+        waiting = asyncio.create_task(consumer.claim(1, timeout=60))
+        await asyncio.to_thread(wait_until, waits, timeout=10, what="the claim waits")
+        await client.close()
+        with pytest.raises(tq.InvalidArgument, match=r"this client is closed; call tq\.connect\(\) again"):
+            await asyncio.wait_for(waiting, 5)
+
+    with LocalCluster(storage_nodes=1, arena="64MiB") as cluster, tq.connect(cluster.address) as other:
+        asyncio.run(close_while_waiting(cluster.address, lambda: other.describe().waiting_claims == 1))
 
 
 def test_a_call_ends_at_its_deadline_while_the_controller_is_away() -> None:

@@ -56,7 +56,7 @@ def locked(path: Path) -> bool:
 def peer_reads(endpoint: storage_pb2.MooncakeEndpoint, offset: int, length: int) -> bytes:
     command = [sys.executable, str(PEER), "read", endpoint.segment, str(endpoint.base + offset), str(length)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    return bytes.fromhex(done.stdout)
+    return bytes.fromhex(done.stdout.splitlines()[-1])  # the library may print lines of its own before
 
 
 def blob(length: int, seed: int = 0) -> bytes:

@@ -105,6 +105,22 @@ def test_files_are_short_enough_to_read() -> None:
     assert [name for name in LONGER if lengths.get(name, 0) <= LINES_MAX] == []
 
 
+def test_no_nested_function_calls_itself() -> None:
+    # It would be a cycle: what it sees, buffers included, would live until the garbage collector runs.
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    own_callers = [
+        f"{file.relative_to(ROOT)}:{inner.lineno}: {inner.name}"
+        for file in _sources("tqclient", "tqserver")
+        for outer in ast.walk(ast.parse(file.read_text(), str(file)))
+        if isinstance(outer, functions)
+        for inner in ast.walk(outer)
+        if isinstance(inner, functions)
+        and inner is not outer
+        and any(isinstance(node, ast.Name) and node.id == inner.name for body in inner.body for node in ast.walk(body))
+    ]
+    assert own_callers == []
+
+
 def test_every_command_that_is_installed_exists() -> None:
     commands = metadata.distribution("tq-dataplane").entry_points.select(group="console_scripts")
     assert {command.name for command in commands} == {"tq", "tq-controller", "tq-storage", "tq-bench"}

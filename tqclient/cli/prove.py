@@ -93,7 +93,7 @@ def _move(node: Engine, client: Engine) -> tuple[float, float]:
             started = time.perf_counter()
             with Flow(client, f"the engine {node.address}", PROOF_SECONDS) as flow:
                 slot = flow.take(area, BLOCK_BYTES)
-                flow.start(slot, node.base, writes=writes, length=BLOCK_BYTES)
+                flow.start(slot, client.memory, node.memory.ctypes.data, writes=writes)
                 flow.finish()
             best[index] = min(best[index], time.perf_counter() - started)
             if writes:

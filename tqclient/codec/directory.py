@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -141,6 +141,12 @@ class NodePlan(NamedTuple):
     streams: Sequence[StreamSize]
     children: Sequence[NodePlan]
 
+    def preorder(self) -> Iterator[NodePlan]:
+        """This node, then those below it, in the order in which the directory has them."""
+        yield self
+        for child in self.children:
+            yield from child.preorder()
+
 
 def critical_flags(nodes: Sequence[NodePlan]) -> int:
     """What a reader must understand to read these columns."""
@@ -185,8 +191,7 @@ def build(
     """
     streams = iter(zip(offsets, checksums, strict=True))
     parts = [_PREFIX.pack(_MAGIC, FORMAT, critical_flags(nodes), len(nodes), rows, size_bytes)]
-
-    def add(node: NodePlan) -> None:
+    for node in (each for top in nodes for each in top.preorder()):
         name, dtype, shape = node.name.encode(), node.form.dtype.encode(), node.form.shape
         container = _CONTAINERS.index(node.form.container)
         sizes = (len(node.children), len(name), len(dtype), len(shape), len(node.streams))
@@ -199,11 +204,6 @@ def build(
             if counts is not None:
                 parts.append(counts.astype(f"<u{width}").tobytes())
             parts.append(digests.tobytes())
-        for child in node.children:
-            add(child)
-
-    for node in nodes:
-        add(node)
     body = b"".join(parts)
     return body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))
 

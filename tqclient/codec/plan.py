@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tqclient import limits
 from tqclient.codec.columns import check_row_counts, encode_column
-from tqclient.codec.directory import NodePlan, build, critical_flags, directory_bytes
+from tqclient.codec.directory import build, critical_flags, directory_bytes
 from tqclient.codec.header import ALIGN, HEADER_BYTES, Header, aligned
 from tqclient.codec.kinds.base import Encoder
 from tqclient.errors import InvalidArgument
@@ -69,17 +69,10 @@ class Plan:
         """Each stream on its 64-byte boundary, nodes in preorder."""
         offsets = []
         end = aligned(HEADER_BYTES + self._directory_bytes)
-
-        def place(node: NodePlan) -> None:
-            nonlocal end
+        for node in (each for field in self._nodes for each in field.preorder()):
             for stream in node.streams:
                 offsets.append(end)
                 end = aligned(end + stream.length)
-            for child in node.children:
-                place(child)
-
-        for node in self._nodes:
-            place(node)
         return offsets, end
 
     @cached_property
@@ -144,8 +137,7 @@ class Plan:
             raise InvalidArgument(f"the target must be uint8 [{self.size_bytes}], contiguous and {ALIGN}-byte aligned")
         offsets = iter(self._offsets)
         checksums: list[NDArray[np.uint64]] = []
-
-        def write(column: Encoder) -> None:
+        for column in (each for field in self._columns.values() for each in field.preorder()):
             parts = []
             for stream in column.streams():
                 offset = next(offsets)
@@ -153,11 +145,6 @@ class Plan:
                 target[end : aligned(end)] = 0
                 parts.append(target[offset:end])
             checksums.extend(column.write(parts))
-            for _, child in column.children():
-                write(child)
-
-        for column in self._columns.values():
-            write(column)
         directory = build(self._nodes, self.rows, self.size_bytes, self._offsets, checksums)
         header = Header(self.size_bytes, len(directory), critical_flags(self._nodes))
         end = HEADER_BYTES + len(directory)

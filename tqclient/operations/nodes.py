@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 from tqclient.errors import InvalidArgument, LeaseExpired, StorageFull, TransportUnavailable, Unavailable
 from tqclient.limits import MIB
 from tqclient.operations.effects import Call, Deadline, Operation, Work, pause
-from tqclient.operations.sessions import close_windows, refresh_nodes, session_is_live
+from tqclient.operations.sessions import close_windows, pause_and_refresh, session_is_live
 from tqclient.state import ClientState, Session
 from tqclient.transport.base import NodeTransport
 from tqclient.windows import WHOLE_MIN, Cut, Spot, aligned
@@ -197,8 +197,7 @@ def reserve(
         if isinstance(failure, StorageFull):
             state.windows.retire()  # what this client holds ahead may be all that is missing
             yield from close_windows(state, state.windows.take_closing(), deadline=deadline)
-        yield from pause(backoff, deadline, failure)
-        yield from refresh_nodes(state, deadline)
+        yield from pause_and_refresh(state, backoff, deadline, failure)
 
 
 def give_up(state: ClientState, targets: Iterable[Target]) -> None:

@@ -133,8 +133,7 @@ def clear(
     given = [name for name, value in _named(ids, keys, groups, tags, prefix) if value is not None]
     if len(given) != 1:
         raise InvalidArgument(
-            f"clear: give exactly one of ids, keys, groups, tags and prefix, not {', '.join(given) or 'none'}; "
-            "prefix='' means every sample that has a key"
+            f"clear: give exactly one of ids, keys, groups, tags and prefix, not {', '.join(given) or 'none'}"
         )
     request = pb.ClearRequest(partition_id=ref.partition_id)
     if ids is not None:
@@ -151,6 +150,8 @@ def clear(
         return np.empty(0, np.int64)  # selecting nothing removes nothing
     if tags is not None and not tags:
         raise InvalidArgument("clear: tags={} selects nothing in particular; name a tag")
+    if prefix == "":
+        raise InvalidArgument("clear: prefix='' would select every key; name a prefix, or keys or ids")
     reply = yield from mutate(state, state.deadline(timeout), "Clear", request)
     return unpack_array(reply.ids, I64, what="ids").astype(np.int64)
 

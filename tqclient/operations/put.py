@@ -18,10 +18,10 @@ from tqclient.errors import DuplicateKey, InvalidArgument, LeaseExpired, TQError
 from tqclient.info import PartitionRef
 from tqclient.limits import MIB
 from tqclient.operations.compare import equal_rows
-from tqclient.operations.effects import CONTROLLER, UNKNOWN_OUTCOME, Deadline, Operation, Work, call, pause
+from tqclient.operations.effects import CONTROLLER, UNKNOWN_OUTCOME, Deadline, Operation, Work, call
 from tqclient.operations.nodes import Placed, Target, give_up, patience, reserve
 from tqclient.operations.permits import PermitHandle
-from tqclient.operations.sessions import in_session, refresh_nodes, session_is_live
+from tqclient.operations.sessions import in_session, pause_and_refresh, session_is_live
 from tqclient.schema import Form, join
 from tqclient.state import ClientState, Session
 from tqclient.windows import Fate
@@ -121,8 +121,7 @@ def put(
             try:
                 return (yield from _put_once(state, ref, prepared, session, number, deadline))
             except _Displaced as displaced:  # written in vain: the node restarted, or gave the window up
-                yield from pause(backoff, deadline, displaced.cause)
-                yield from refresh_nodes(state, deadline)
+                yield from pause_and_refresh(state, backoff, deadline, displaced.cause)
 
     try:
         reply = yield from in_session(state, deadline, attempt)

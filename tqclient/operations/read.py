@@ -14,10 +14,10 @@ from tqclient.codec import Column, Layout, Part, read_column
 from tqclient.codec.clips import join_clips
 from tqclient.errors import CorruptBlock, InvalidArgument, LeaseExpired, SampleNotFound, TQError, Unavailable
 from tqclient.info import PartitionRef
-from tqclient.operations.effects import CONTROLLER, Deadline, Operation, Work, call, pause
+from tqclient.operations.effects import CONTROLLER, Deadline, Operation, Work, call
 from tqclient.operations.ranges import Clips, Wanted, check_ranges, resolve_clips, wanted_ranges
 from tqclient.operations.replicas import ExtentGone, Path, ReplicaFailed, Replicas
-from tqclient.operations.sessions import in_session, refresh_nodes
+from tqclient.operations.sessions import in_session, pause_and_refresh, refresh_nodes
 from tqclient.rows import RowSet, Run
 from tqclient.state import ClientState, Session
 from tqclient.transport.base import Fetched
@@ -172,8 +172,7 @@ def fetch(
         except ReplicaFailed as failure:
             replicas.failed(failure)  # there may be another one
         except Unavailable as error:
-            yield from pause(backoff, deadline, error)
-            yield from refresh_nodes(state, deadline)
+            yield from pause_and_refresh(state, backoff, deadline, error)
             replicas.forgive()
         else:
             _check_still_held(state, ref, session, paths)

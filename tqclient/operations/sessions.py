@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from tqclient import limits
 from tqclient.errors import ClaimTimeout, LeaseExpired, Sealed, TQError, Unavailable
-from tqclient.operations.effects import CONTROLLER, Call, Deadline, Operation, Sleep, call, pause
+from tqclient.operations.effects import CONTROLLER, Backoff, Call, Deadline, Operation, Sleep, call, pause
 from tqclient.state import ClientState, LostClaim, Session
 from tqclient.windows import Window
 from tqclient.wire.packing import U64, pack_array
@@ -51,6 +51,7 @@ def live_session(state: ClientState, deadline: Deadline) -> Operation[Session]:
 
 
 def _open_session(state: ClientState, deadline: Deadline) -> Operation[Session]:
+    state.check_usable()  # who has waited while another thread closed the client
     number = state.requests.take()
     try:
         request = pb.OpenSessionRequest(
@@ -161,6 +162,19 @@ def refresh_nodes(state: ClientState, deadline: Deadline) -> Operation[pb.Descri
     )
     state.nodes_changed(list(reply.nodes), reply.topology_version)
     return reply
+
+
+def pause_and_refresh(state: ClientState, backoff: Backoff, deadline: Deadline, cause: Exception) -> Operation[None]:
+    """Waits for the next try and learns which nodes there are for it.
+
+    Raises:
+        The cause, when the deadline comes first, or the controller does not answer until then.
+    """
+    yield from pause(backoff, deadline, cause)
+    try:
+        yield from refresh_nodes(state, deadline)
+    except Unavailable as silent:
+        raise cause from silent
 
 
 def release_lost_claims(state: ClientState) -> Operation[None]:

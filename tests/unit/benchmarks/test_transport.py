@@ -192,5 +192,8 @@ def test_a_worker_tells_why_it_does_not_answer() -> None:
         with pytest.raises(TypeError):
             workers[2].call("add", "1", 2)
         assert workers[2].call("add", 1, 2) == 3
+        workers[2].check_alive()
+        with pytest.raises(RuntimeError, match="ended with status 3"):
+            workers[1].check_alive()
     finally:
         stop_all(workers)

@@ -383,3 +383,15 @@ def test_closing_returns_what_was_reserved(filled: FakeService) -> None:
     assert filled.first.windows == {}
     assert filled.sessions == set()
     assert filled.first.transport.sessions == []
+
+
+def test_a_get_that_runs_out_of_time_at_the_controller_says_what_it_was_waiting_for(
+    filled: FakeService, ref: PartitionRef
+) -> None:
+    filled.fault("read", Unavailable("storage node 'n0' is away"))
+    filled.fault(
+        "DescribeCluster", Unavailable("no answer"), before=lambda: setattr(filled.clock, "now", filled.clock.now + 5)
+    )
+    with pytest.raises(Unavailable, match="storage node 'n0' is away") as caught:
+        do_get(filled, ref, [1])
+    assert isinstance(caught.value.__cause__, Unavailable)

@@ -67,6 +67,12 @@ class Encoder(ABC):
         """(key, column) of a struct."""
         return []
 
+    def preorder(self) -> Iterator[Encoder]:
+        """This column, then those below it, in the order in which the block has their streams."""
+        yield self
+        for _, child in self.children():
+            yield from child.preorder()
+
     def node(self, name: str) -> NodePlan:
         """What the directory says of this column."""
         children = [child.node(key) for key, child in self.children()]

@@ -53,16 +53,21 @@ class Counters:
 
 
 class Transfer:
-    """One contiguous run of bytes on its way. It is polled by one thread at a time, to its end and never again."""
+    """One contiguous run of bytes on its way. It is polled by one thread at a time, to its end and never again.
 
-    __slots__ = ("_batch", "_engine", "length", "local", "remote", "writes")
+    Attributes:
+        local: uint8, the bytes on this side; they stay where they are for as long as this lives.
+        remote: address at the peer.
+        writes: to the peer, not from it.
+    """
 
-    def __init__(self, engine: Engine, *, writes: bool, local: int, remote: int, length: int) -> None:
+    __slots__ = ("_batch", "_engine", "local", "remote", "writes")
+
+    def __init__(self, engine: Engine, local: NDArray[np.uint8], remote: int, *, writes: bool) -> None:
         self._engine = engine
-        self.writes = writes
         self.local = local
         self.remote = remote
-        self.length = length
+        self.writes = writes
         self._batch = engine._submit(self)
 
     def poll(self) -> bool | None:
@@ -95,7 +100,6 @@ class Engine:
 
     Attributes:
         memory: all that is registered, uint8.
-        base: address of its first byte.
         address: `host:port`, under which peers open this engine.
         protocol: `tcp` or `rdma`: what it was seen to use.
         segment: of the peer.
@@ -124,11 +128,10 @@ class Engine:
         memory = Memory(memory_bytes, inherited=False)
         memory.prefer_huge_pages()
         self.memory: NDArray[np.uint8] = memory.array()
-        self.base = memory.address
-        self._own: _Library | None = _Library.take(host, devices, segment, self.memory)
-        self._library: Any = self._own.engine
-        self.address = self._own.address
-        self.protocol = self._own.protocol
+        library = _Library.take(host, devices, segment, self.memory)
+        self._library: _Library | None = library
+        self.address = library.address
+        self.protocol = library.protocol
         self.counters.registrations += 1
 
     def hold(self) -> None:
@@ -148,10 +151,18 @@ class Engine:
             self._holders -= 1
             if self._holders:
                 return
-            own, self._own, self._library = self._own, None, None
-        if own is not None:
-            own.park(self.memory)
+            library, self._library = self._library, None
+        if library is not None:
+            library.park(self.memory)
             self.memory = np.empty(0, np.uint8)
+
+    @property
+    def takes_any_memory(self) -> bool:
+        """Whether transfers may begin and end in memory of this process that is not registered.
+
+        Over TCP, the library hands the address to a socket; an adapter moves nothing but what it has pinned.
+        """
+        return self.protocol == "tcp"
 
     @property
     def idle_seconds(self) -> float:
@@ -193,22 +204,28 @@ class Engine:
                 return
             time.sleep(REAP_SECONDS)
 
+    @property
+    def _in_use(self) -> Any:
+        assert self._library is not None  # who transfers is a holder
+        return self._library.engine
+
     def _submit(self, transfer: Transfer) -> int:
-        call = self._library.batch_transfer_async_write if transfer.writes else self._library.batch_transfer_async_read
+        engine = self._in_use
+        call = engine.batch_transfer_async_write if transfer.writes else engine.batch_transfer_async_read
         with self._lock:
             self.counters.transfers += 1
-        batch: int = call(self.segment, [self.base + transfer.local], [transfer.remote], [transfer.length])
+        batch: int = call(self.segment, [transfer.local.ctypes.data], [transfer.remote], [transfer.local.size])
         return batch
 
     def _check(self, batch: int) -> int:
-        status: int = self._library.transfer_check_status(batch)
+        status: int = self._in_use.transfer_check_status(batch)
         return status
 
     def _ended(self, transfer: Transfer, *, went_well: bool) -> None:
         with self._lock:
             self._ended_at = time.monotonic()
             if went_well:
-                self.counters.bytes += transfer.length
+                self.counters.bytes += transfer.local.size
             else:
                 self.counters.failures += 1
         self._items.release()
@@ -250,13 +267,13 @@ class _Library:
             if taken is not None:
                 cls._parked.remove(taken)
         taken = taken or cls(host, devices)
-        taken._opened.add(segment)
         status = taken.engine.register_memory(memory.ctypes.data, memory.size)
         if status != 0:
             with cls._lock:
                 cls._parked.append(taken)
             hint = "; is the limit of locked memory (memlock) high enough?" if taken.protocol == "rdma" else ""
             raise TransportUnavailable(f"registering {memory.size} bytes returned {status}{hint}")
+        taken._opened.add(segment)  # not before: one that could not register serves the next try
         return taken
 
     def _serves(self, host: str, devices: str, segment: str) -> bool:

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tqclient.errors import Unavailable
 from tqclient.transport.mooncake.engine import Engine, Transfer
 from tqclient.transport.mooncake.staging import Slot, Staging
@@ -63,21 +66,19 @@ class Flow:
     def start(
         self,
         slot: Slot,
+        local: NDArray[np.uint8],
         remote: int,
         *,
         writes: bool,
-        skip: int = 0,
-        length: int,
         then: Callable[[], None] | None = None,
     ) -> None:
         """Starts a transfer.
 
         Args:
-            slot: a holder's share of it goes over to this flow.
+            slot: a holder's share of it goes over to this flow, until the transfer has ended.
+            local: uint8, the bytes on this side; kept until then as well.
             remote: address at the peer.
             writes: to the peer, not from it.
-            skip: bytes of the slot in front of those that move.
-            length: bytes.
             then: called when they are in place, before the slot is let go.
 
         Raises:
@@ -85,7 +86,7 @@ class Flow:
         """
         try:
             self._take_item()
-            transfer = Transfer(self._engine, writes=writes, local=slot.offset + skip, remote=remote, length=length)
+            transfer = Transfer(self._engine, local, remote, writes=writes)
         except BaseException:
             slot.release()
             raise
@@ -112,11 +113,10 @@ class Flow:
             slot.release()
         elif self._retries:
             self._retries = False
-            writes, skip = transfer.writes, transfer.local - slot.offset
-            self.start(slot, transfer.remote, writes=writes, skip=skip, length=transfer.length, then=then)
+            self.start(slot, transfer.local, transfer.remote, writes=transfer.writes, then=then)
         else:
             slot.release()
-            raise Unavailable(f"{self._peer}: a transfer of {transfer.length} bytes failed")
+            raise Unavailable(f"{self._peer}: a transfer of {transfer.local.size} bytes failed")
 
     def _take_item(self) -> None:
         while not self._engine.try_item():

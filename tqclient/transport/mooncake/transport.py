@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.errors import TQError, TransportUnavailable, Unavailable
+from tqclient.limits import MIB
 from tqclient.transport.base import Fetched, NodeContact, Place
 from tqclient.transport.mooncake.coalesce import LANES, PORT, STREAM, Piece, bridge, gather_is_cheaper, pieces, split
 from tqclient.transport.mooncake.engine import Engine
@@ -31,10 +32,16 @@ _log = logging.getLogger(__name__)
 
 OPEN_SECONDS: Final = 2.0
 """In which a node's engine, whose node has just answered, has to serve a first read."""
+DIRECT_BYTES_MAX: Final = 256 * MIB
+"""In flight between one peer and buffers that are not registered, a lane's share at a time."""
 
 
 class MooncakeTransport(SessionWriter):
-    """See `NodeTransport`. Reading and writing cost one more copy, through the staging memory."""
+    """See `NodeTransport`.
+
+    Blocks are encoded in the staging memory, where they fit. Other bytes lie in the pool's buffers: over TCP, transfers
+    begin and end there; over RDMA, they cost one more copy, through the staging memory.
+    """
 
     name = "mooncake"
     mapped = False
@@ -58,6 +65,7 @@ class MooncakeTransport(SessionWriter):
         passing = engine.memory.size // 4 // ALIGN // LANES * ALIGN * LANES
         self._passing = Staging(0, passing)
         self._targets = Staging(passing, (engine.memory.size - passing) // ALIGN * ALIGN)
+        self._direct = Staging(0, DIRECT_BYTES_MAX)  # no memory: what may be in flight from and to the pool's buffers
         self._staging_bytes = engine.memory.size
         self.arena: int = contact.description.arena
         self.segment: str = engine.segment
@@ -98,7 +106,7 @@ class MooncakeTransport(SessionWriter):
             "bytes": counters.bytes,
             "abandoned": counters.abandoned,
             "gathers": self._gathers,
-            "taken_bytes": self._targets.taken_bytes + self._passing.taken_bytes,
+            "taken_bytes": self._targets.taken_bytes + self._passing.taken_bytes + self._direct.taken_bytes,
         }
 
     @contextmanager
@@ -112,14 +120,15 @@ class MooncakeTransport(SessionWriter):
                 target = self._contact.pool.take(place.length)
                 yield target
                 with self._flow(timeout) as flow:
-                    self._send_through(flow, target, remote)
+                    self._send(flow, target, remote)
                 return
             try:
-                yield self._engine.memory[slot.offset : slot.offset + place.length]
+                target = self._staged(slot, place.length)
+                yield target
                 with self._flow(timeout) as flow:
                     for start, stop in split(place.length, self._targets.length):
                         slot.hold()
-                        flow.start(slot, remote + start, writes=True, skip=start, length=stop - start)
+                        flow.start(slot, target[start:stop], remote + start, writes=True)
             finally:
                 slot.release()
 
@@ -142,15 +151,14 @@ class MooncakeTransport(SessionWriter):
         moved = sum(group[-1][1] - group[0][0] for group in groups)
         if not moved:
             return StreamFetched(buffer, runs)
-        _, piece_bytes_max = split(moved, self._passing.length // LANES)[0]
-        remote = self._endpoint.base + extent.offset
         self._engine.hold()
         try:
             with self._flow(timeout) as flow:
-                for piece in pieces(groups, piece_bytes_max):
-                    slot = flow.take(self._passing, piece.stop - piece.start)
-                    then = self._copy_out(piece, slot, runs, buffer)
-                    flow.start(slot, remote + piece.start, writes=False, length=piece.stop - piece.start, then=then)
+                for group in groups:
+                    direct = len(group) == 1 and self._engine.takes_any_memory
+                    _, piece_bytes_max = split(moved, (self._direct if direct else self._passing).length // LANES)[0]
+                    for piece in pieces([group], piece_bytes_max):
+                        self._receive(flow, piece, self._endpoint.base + extent.offset, runs, buffer, direct=direct)
         finally:
             self._engine.release()
         return StreamFetched(buffer, runs)
@@ -195,21 +203,39 @@ class MooncakeTransport(SessionWriter):
             self._broken = True
             raise
 
-    def _send_through(self, flow: Flow, source: NDArray[np.uint8], remote: int) -> None:
-        """Copies a piece while those before it are on their way."""
-        for start, stop in split(source.size, self._passing.length // LANES):
-            slot = flow.take(self._passing, stop - start)
-            np.copyto(self._engine.memory[slot.offset : slot.offset + stop - start], source[start:stop])
-            flow.start(slot, remote + start, writes=True, length=stop - start)
+    def _staged(self, slot: Slot, length: int) -> NDArray[np.uint8]:
+        return self._engine.memory[slot.offset : slot.offset + length]
 
-    def _copy_out(self, piece: Piece, slot: Slot, runs: Runs, buffer: NDArray[np.uint8]) -> Callable[[], None]:
-        def copy() -> None:
+    def _send(self, flow: Flow, source: NDArray[np.uint8], remote: int) -> None:
+        """Sends from the source itself, or copies a piece while those before it are on their way."""
+        direct = self._engine.takes_any_memory
+        area = self._direct if direct else self._passing
+        for start, stop in split(source.size, area.length // LANES):
+            slot = flow.take(area, stop - start)
+            local = source[start:stop]
+            if not direct:
+                local = self._staged(slot, stop - start)
+                np.copyto(local, source[start:stop])
+            flow.start(slot, local, remote + start, writes=True)
+
+    def _receive(
+        self, flow: Flow, piece: Piece, remote: int, runs: Runs, buffer: NDArray[np.uint8], *, direct: bool
+    ) -> None:
+        """Reads a piece into the buffer itself, which has no room for what lies between runs, or by way of a slot."""
+        length = piece.stop - piece.start
+        slot = flow.take(self._direct if direct else self._passing, length)
+        if direct:
+            position = runs.locate(piece.start, length)
+            flow.start(slot, buffer[position : position + length], remote + piece.start, writes=False)
+            return
+        local = self._staged(slot, length)
+
+        def copy_out() -> None:
             for start, stop in piece.wanted:
                 position = runs.locate(start, stop - start)
-                begin = slot.offset + start - piece.start
-                np.copyto(buffer[position : position + stop - start], self._engine.memory[begin : begin + stop - start])
+                np.copyto(buffer[position : position + stop - start], local[start - piece.start : stop - piece.start])
 
-        return copy
+        flow.start(slot, local, remote + piece.start, writes=False, then=copy_out)
 
 
 def open_mooncake(contact: NodeContact) -> MooncakeTransport:
@@ -232,7 +258,7 @@ def open_mooncake(contact: NodeContact) -> MooncakeTransport:
     options = Options.from_environment()
     opening = _Opening(endpoint, described.arena, options.host or own_address(endpoint.segment), options)
     try:
-        engine = opening.result(min(OPEN_SECONDS, contact.remaining))
+        engine = opening.result(_open_seconds(contact))
     except TransportUnavailable:
         if _replaced(contact):
             raise Unavailable(f"the node has replaced its engine {endpoint.segment}") from None
@@ -243,10 +269,14 @@ def open_mooncake(contact: NodeContact) -> MooncakeTransport:
     return MooncakeTransport(contact, engine)
 
 
+def _open_seconds(contact: NodeContact) -> float:
+    return min(OPEN_SECONDS, contact.remaining)
+
+
 def _replaced(contact: NodeContact) -> bool:
     """Whether the node tells of another engine by now."""
     try:
-        reply: Any = contact.stub.DescribeNode(storage_pb2.DescribeNodeRequest(), timeout=contact.remaining)
+        reply: Any = contact.stub.DescribeNode(storage_pb2.DescribeNodeRequest(), timeout=_open_seconds(contact))
     except grpc.RpcError:
         return True
     return bool(reply.mooncake.segment != contact.description.mooncake.segment or reply.mooncake_expected)
@@ -318,10 +348,11 @@ def _check_arena(engine: Engine, endpoint: storage_pb2.MooncakeEndpoint, arena: 
     area = Staging(0, HEADER_BYTES)
     try:
         with Flow(engine, f"the engine {endpoint.segment}", None) as flow:
-            flow.start(flow.take(area, HEADER_BYTES), endpoint.base, writes=False, length=HEADER_BYTES)
+            header = engine.memory[:HEADER_BYTES]
+            flow.start(flow.take(area, HEADER_BYTES), header, endpoint.base, writes=False)
             flow.finish()
     except Unavailable as error:
         raise TransportUnavailable(f"{error.message}: can its ports be reached from here?") from None
-    found = ArenaHeader.from_bytes(engine.memory[:HEADER_BYTES].tobytes()).arena
+    found = ArenaHeader.from_bytes(header.tobytes()).arena
     if found != arena:
         raise TransportUnavailable(f"the engine {endpoint.segment} serves arena {found:016x}, not {arena:016x}")

@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from tqclient.errors import TransportUnavailable
 from tqclient.limits import MIB
 from tqclient.transport.mooncake import engine
 from tqclient.transport.mooncake.engine import Engine
@@ -57,3 +58,24 @@ def test_an_engine_with_a_holder_is_not_used_for_another_peer() -> None:
     assert second.address != first.address
     for each in (first, second):
         each.release()
+
+
+def test_an_engine_that_could_not_register_serves_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Engine("127.0.0.1", "127.0.0.1:1", MIB)
+    library = first._library
+    assert library is not None
+    address, real = first.address, library.engine
+    first.release()
+    for _ in range(3):
+        monkeypatch.setattr(library, "engine", Refusing())
+        with pytest.raises(TransportUnavailable, match="registering 1048576 bytes returned -1"):
+            Engine("127.0.0.1", "127.0.0.1:2", MIB)
+    monkeypatch.setattr(library, "engine", real)
+    again = Engine("127.0.0.1", "127.0.0.1:2", MIB)
+    assert again.address == address
+    again.release()
+
+
+class Refusing:
+    def register_memory(self, address: int, length: int) -> int:
+        return -1
