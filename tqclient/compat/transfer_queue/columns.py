@@ -147,16 +147,21 @@ def parse(fields: Any, parser: Callable[[Any], Any]) -> dict[str, Any]:
 
 def to_tensordict(values: Mapping[str, Any], rows: int) -> Any:
     """Returns what was read as a TensorDict, without the marker."""
-    from tensordict import NonTensorData, NonTensorStack, TensorDict
+    from tensordict import TensorDict
 
-    def convert(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return convert(value[TURNED]).transpose(1, 2) if TURNED in value else to_tensordict(value, rows)
-        if isinstance(value, torch.Tensor) and value.is_nested and value.layout == torch.jagged:
-            return _jagged(value.values(), value.offsets())  # type: ignore[attr-defined]
-        return NonTensorStack(*(NonTensorData(each) for each in value)) if isinstance(value, list) else value
+    converted = {name: _converted(value, rows) for name, value in values.items() if name != MARKER}
+    return TensorDict(converted, batch_size=[rows])
 
-    return TensorDict({name: convert(value) for name, value in values.items() if name != MARKER}, batch_size=[rows])
+
+def _converted(value: Any, rows: int) -> Any:
+    from tensordict import NonTensorData, NonTensorStack
+
+    if isinstance(value, Mapping):
+        turned = TURNED in value
+        return _converted(value[TURNED], rows).transpose(1, 2) if turned else to_tensordict(value, rows)
+    if isinstance(value, torch.Tensor) and value.is_nested and value.layout == torch.jagged:
+        return _jagged(value.values(), value.offsets())  # type: ignore[attr-defined]
+    return NonTensorStack(*(NonTensorData(each) for each in value)) if isinstance(value, list) else value
 
 
 def schema_of(columns: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
