@@ -322,7 +322,15 @@ class Engine:
         self._number += 1
         child = _Child(self._number, self._command)
         try:
-            endpoint = await asyncio.wait_for(self._answer(child), limits.ENGINE_START)
+            # Not wait_for: Python 3.11's loses a cancellation that comes together with the answer.
+            answer = asyncio.ensure_future(self._answer(child))
+            try:
+                await asyncio.wait([answer], timeout=limits.ENGINE_START)
+                if not answer.done():
+                    raise asyncio.TimeoutError
+                endpoint = answer.result()
+            finally:
+                answer.cancel()
             if endpoint.segment in self._segments:
                 raise _Failed(f"{endpoint.segment} was an earlier engine's; another one is drawn")
         except asyncio.TimeoutError:
