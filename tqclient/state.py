@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from tqclient.counters import Counters
 from tqclient.directories import DirectoryCache
 from tqclient.errors import InvalidArgument, TQError
-from tqclient.operations.effects import Backoff, Deadline
+from tqclient.operations.effects import CLOSED, Backoff, Deadline
 from tqclient.paths import Paths
 from tqclient.placement import Placement
 from tqclient.windows import WindowPool
@@ -175,7 +175,7 @@ class ClientState:
                 f"{os.getpid()}: call tq.connect() again here, or start processes with the 'spawn' method"
             )
         if self._closed:
-            raise InvalidArgument("this client is closed; call tq.connect() again")
+            raise InvalidArgument(CLOSED)
 
     @property
     def closed(self) -> bool:
