@@ -66,10 +66,12 @@ class Incoming(NamedTuple):
 
 
 def is_limited(partition: Partition) -> bool:
-    """Whether a put may have to wait."""
+    """Whether a put may have to wait. A sealed partition takes no new samples; those that it has may get versions."""
     policy = partition.policy
+    if partition.sealed:
+        return policy.HasField("capacity_versions")
     names = ("capacity_samples", "capacity_bytes", "capacity_versions", "rate_limit")
-    return not partition.sealed and (policy.staleness == "wait" or any(map(policy.HasField, names)))
+    return policy.staleness == "wait" or any(map(policy.HasField, names))
 
 
 def demand_of(state: State, request: pb.CommitRequest | pb.AcquirePermitRequest) -> Demand:
@@ -83,8 +85,9 @@ def demand_of(state: State, request: pb.CommitRequest | pb.AcquirePermitRequest)
     if not is_limited(partition) or request.mutation.session not in state.leases.sessions:
         return NOTHING
     if isinstance(request, pb.CommitRequest):
-        return demand(partition, _incoming(partition, request))
-    if partition.policy.staleness != "wait":
+        put = _incoming(partition, request)
+        return NOTHING if partition.sealed and put.new_rows else demand(partition, put)
+    if partition.sealed or partition.policy.staleness != "wait":
         return NOTHING
     lacks = _staleness(partition, request.samples)
     return Demand(frozenset({Limit.STALENESS}), {Limit.STALENESS: lacks} if lacks else {})
