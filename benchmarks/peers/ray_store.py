@@ -91,11 +91,10 @@ class Source(host.Source):
         super().close()
 
 
-class Target(host.Target):
-    """A driver that starts the actor and passes the runner's commands on to it."""
+class Target:
+    """A driver that starts the actor, which is the target, and passes the runner's commands on to it."""
 
     def __init__(self, setup: host.Setup) -> None:
-        super().__init__(setup)
         connect(setup)
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         root = str(Path(bootstrap.__file__).parents[1])
@@ -113,7 +112,6 @@ class Target(host.Target):
         """Ends the actor."""
         ray.kill(self._actor)
         ray.shutdown()
-        super().close()
 
 
 class _Actor:
