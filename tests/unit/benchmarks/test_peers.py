@@ -58,7 +58,7 @@ def test_arrays_move_out_of_a_value_and_back() -> None:
 @pytest.mark.parametrize("adapter", sorted({peer.adapter for peer in PEERS.values()}))
 def test_both_ends_of_an_adapter_can_be_made(adapter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer's library is in the peer's environment alone; what an adapter defines needs none of it."""
-    for library in ("ray", "redis", "", "mooncake", "mooncake.store", "tensordict"):
+    for library in ("ray", "redis", "transfer_queue", "omegaconf", "mooncake", "mooncake.store", "tensordict"):
         monkeypatch.setitem(sys.modules, library, MagicMock())
     monkeypatch.delitem(sys.modules, f"benchmarks.peers.{adapter}", raising=False)
     module = importlib.import_module(f"benchmarks.peers.{adapter}")
