@@ -143,6 +143,7 @@ class ClientState:
         self.wake = threading.Event()
         self.lost_claims: deque[LostClaim] = deque()
         self.lost_permits: deque[LostPermit] = deque()
+        self.forgotten: deque[Callable[[], None]] = deque()  # what finalizers leave to be done: it takes locks
         self.producing: dict[int, int] = {}  # partition → registrations as its producer
         self.produced_in: dict[int, int] = {}  # partition → session that is registered
         self._pid = os.getpid()
@@ -247,6 +248,12 @@ class ClientState:
         with self._lock:
             if self._session is not None and self._session.session == session:
                 self._dropped_pins.append(pin)
+
+    def run_forgotten(self) -> None:
+        """Does what finalizers left to be done."""
+        with suppress(IndexError):
+            while True:
+                self.forgotten.popleft()()
 
     def take_dropped_pins(self) -> list[int]:
         """Returns the pins to drop, which are the caller's to deliver."""

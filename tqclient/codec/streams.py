@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.codec import parallel
-from tqclient.codec.checksum import PIECE_BYTES, first_mismatch, first_mismatch_at, unit_count
+from tqclient.codec.checksum import PARALLEL_UNIT_MIN, PIECE_BYTES, first_mismatch, first_mismatch_at, unit_count
 from tqclient.codec.clips import Clip, clip_of, spans
 from tqclient.codec.directory import Node, Stream
 from tqclient.errors import CorruptBlock
@@ -137,7 +137,7 @@ def _view(group: Group, index: int, start: int, stop: int, reading: Reading) -> 
     base = first * stream.unit
     units = group.fetch(stream.offset + base, min(last * stream.unit, stream.length) - base)
     if reading.verifies_view(group):
-        step = parallel.TASK_BYTES // stream.unit
+        step = parallel.TASK_BYTES // stream.unit if stream.unit >= PARALLEL_UNIT_MIN else last - first
 
         def check(unit: int) -> None:
             piece = units[(unit - first) * stream.unit : (unit - first + step) * stream.unit]

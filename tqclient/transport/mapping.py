@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tqclient.errors import TQError, TransportUnavailable, Unavailable
 from tqclient.limits import ARENA_WARM_BYTES_MAX, POPULATE_BYTES
 from tqclient.transport.memory import Memory
+from tqclient.transport.moving import MovedPages
 from tqclient.wire.arena import HEADER_BYTES, ArenaHeader, lock_session, unlock_session
 
 _WARMING_NICENESS: Final = 10
@@ -78,6 +79,22 @@ class ArenaMapping:
         pages = self._write_pages or self._open_pages(writable=True)
         self._populate(pages, offset, offset + length)
         return pages.bytes[offset : offset + length]
+
+    def move_out(self, offset: int, length: int) -> MovedPages | None:
+        """Moves the pages of arena bytes to an address of their own, present. The caller checks bounds.
+
+        Returns:
+            None where the kernel cannot do it.
+
+        Raises:
+            Unavailable: as `target`.
+        """
+        pages = self._write_pages or self._open_pages(writable=True)
+        self._populate(pages, offset, offset + length)
+        try:
+            return MovedPages(pages.memory, offset, offset + length)
+        except OSError:
+            return None
 
     def source(self, offset: int, length: int, runs: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Returns a read-only view of arena bytes, uint8 `[length]`. The caller checks bounds.
