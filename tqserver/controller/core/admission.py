@@ -98,8 +98,9 @@ def queue_of(state: State, request: pb.CommitRequest | pb.AcquirePermitRequest) 
     partition = state.partitions.get(request.partition_id)
     if partition is None or not isinstance(request, pb.CommitRequest):
         return False, b""
-    versions = request.version_max if partition.live_versions is not None else b""
-    return bool(request.permit), np.unique(np.frombuffer(versions, dtype=I64)).tobytes()
+    if partition.live_versions is None or not request.version_max:
+        return bool(request.permit), b""
+    return bool(request.permit), np.unique(np.frombuffer(request.version_max, dtype=I64)).tobytes()
 
 
 def _incoming(partition: Partition, request: pb.CommitRequest) -> Incoming:
