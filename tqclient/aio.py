@@ -50,7 +50,7 @@ from tqclient.samplers import Sampler
 from tqclient.spec import Spec
 from tqclient.topology import Topology
 
-__all__ = ["Batch", "Client", "Consumer", "Metadata", "Opening", "Partition", "Permit", "connect"]
+__all__ = ["Batch", "Client", "Consumer", "Metadata", "Opening", "Partition", "Permit", "Writer", "connect"]
 
 T = TypeVar("T")
 

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.arguments import RowArguments
-from tqclient.codec import Plan
 from tqclient.codec.buffers import allocate as new_buffer
 from tqclient.errors import InvalidArgument, LeaseExpired
 from tqclient.info import PartitionRef
@@ -25,7 +24,6 @@ from tqclient.spec import Spec, placeholders
 from tqclient.state import ClientState, Session
 from tqclient.transport.base import Lent
 from tqclient.wire.packing import I64, unpack_array
-from tqclient.wire.v1 import controller_pb2 as pb
 
 
 @dataclass(slots=True)
@@ -37,8 +35,7 @@ class _Place:
         placed: the room.
         lent: its bytes.
         number: of the commit, however often it is sent.
-        request: the commit, once the bytes were taken back.
-        plan: over the bytes that were taken back.
+        filled: the put, once the bytes were taken back: its plan lies over them, its request is the whole commit.
         maybe_committed: a commit was sent whose outcome is not known.
     """
 
@@ -46,8 +43,7 @@ class _Place:
     placed: Placed
     lent: Lent
     number: int
-    request: pb.CommitRequest | None = None
-    plan: Plan | None = None
+    filled: Prepared | None = None
     maybe_committed: bool = False
 
 
@@ -136,15 +132,12 @@ def publish(state: ClientState, allocation: Allocation, timeout: float | None) -
 def _publish_in_place(
     state: ClientState, allocation: Allocation, place: _Place, deadline: Deadline
 ) -> Operation[NDArray[np.int64]]:
-    ref, prepared = allocation.ref, allocation.prepared
-    if place.request is None:
-        directory = yield Work(lambda: _take_back(allocation, place))
-        place.request = commit_request(state, prepared, place.placed, [directory], place.session, place.number)
-    if place.plan is None:
-        raise AssertionError("what is requested was taken back")
-    filled = Prepared(place.plan, prepared.blocks, place.request)
+    ref = allocation.ref
+    filled = place.filled
+    if filled is None:
+        filled = place.filled = yield Work(lambda: _take_back(state, allocation.prepared, place))
     try:
-        reply = yield from commit(state, ref, filled, place.request, deadline)
+        reply = yield from commit(state, ref, filled, filled.request, deadline)
     except UNKNOWN_OUTCOME:
         place.maybe_committed = True  # the same request may be sent again
         raise
@@ -158,14 +151,16 @@ def _publish_in_place(
         ) from None
     _end(state, place, "committed")
     ref.fields_changed(reply.fields)
-    return unpack_array(reply.ids, I64, what="ids", rows=prepared.plan.rows).astype(np.int64)
+    return unpack_array(reply.ids, I64, what="ids", rows=filled.plan.rows).astype(np.int64)
 
 
-def _take_back(allocation: Allocation, place: _Place) -> bytes:
+def _take_back(state: ClientState, prepared: Prepared, place: _Place) -> Prepared:
     """Takes the bytes from whoever fills them in, and writes what is missing around them."""
     target = place.lent.take_back()
-    place.plan, _ = allocation.prepared.plan.blank(target)
-    return place.plan.write(target)
+    plan, _ = prepared.plan.blank(target)
+    directory = plan.write(target)
+    request = commit_request(state, prepared, place.placed, [directory], place.session, place.number)
+    return Prepared(plan, prepared.blocks, request)
 
 
 def _end(state: ClientState, place: _Place, fate: Literal["committed", "refused", "unknown"]) -> None:

@@ -76,9 +76,7 @@ class ArenaMapping:
         Raises:
             Unavailable: the pages can't be had, or this process was forked from the one that mapped the arena.
         """
-        pages = self._write_pages or self._open_pages(writable=True)
-        self._populate(pages, offset, offset + length)
-        return pages.bytes[offset : offset + length]
+        return self._present(offset, length).bytes[offset : offset + length]
 
     def move_out(self, offset: int, length: int) -> MovedPages | None:
         """Moves the pages of arena bytes to an address of their own, present. The caller checks bounds.
@@ -89,12 +87,17 @@ class ArenaMapping:
         Raises:
             Unavailable: as `target`.
         """
-        pages = self._write_pages or self._open_pages(writable=True)
-        self._populate(pages, offset, offset + length)
+        pages = self._present(offset, length)
         try:
             return MovedPages(pages.memory, offset, offset + length)
         except OSError:
             return None
+
+    def _present(self, offset: int, length: int) -> _Pages:
+        """Returns the mapping to write through, with the pages of these bytes present."""
+        pages = self._write_pages or self._open_pages(writable=True)
+        self._populate(pages, offset, offset + length)
+        return pages
 
     def source(self, offset: int, length: int, runs: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Returns a read-only view of arena bytes, uint8 `[length]`. The caller checks bounds.

@@ -10,16 +10,14 @@ and to unmap them again, takes longer than copying what is in them.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-import os
 from contextlib import suppress
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient.transport.memory import Memory
+from tqclient.transport.memory import MAP_FAILED, Memory, last_error, libc
 
 _MREMAP_MAYMOVE: Final = 1
 _MREMAP_FIXED: Final = 2
@@ -29,13 +27,6 @@ _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000
 _TABLE_BYTES: Final = 2 << 20
 """What one table of page-table entries maps: tables move as a whole between addresses that are congruent by it."""
-_FAILED: Final = ctypes.c_void_p(-1).value
-
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-_libc.mremap.restype = ctypes.c_void_p
-_libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 
 
 class MovedPages:
@@ -83,17 +74,12 @@ class MovedPages:
             _move(self._address, self._home, self._length)
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED | _MAP_NORESERVE
-        if _libc.mmap(self._address, self._length, protection, flags, -1, 0) == _FAILED:
-            raise _error(f"cannot take back {self._length} bytes")
+        if libc.mmap(self._address, self._length, protection, flags, -1, 0) == MAP_FAILED:
+            raise last_error(f"cannot take back {self._length} bytes")
         self._memory = None
 
 
 def _move(source: int, target: int, length: int) -> None:
     flags = _MREMAP_MAYMOVE | _MREMAP_FIXED | _MREMAP_DONTUNMAP
-    if _libc.mremap(source, length, length, flags, target) == _FAILED:
-        raise _error(f"cannot move the pages of {length} bytes")
-
-
-def _error(what: str) -> OSError:
-    code = ctypes.get_errno()
-    return OSError(code, f"{what}: {os.strerror(code)}")
+    if libc.mremap(source, length, length, flags, target) == MAP_FAILED:
+        raise last_error(f"cannot move the pages of {length} bytes")
