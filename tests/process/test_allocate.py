@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -217,13 +216,20 @@ def test_keys_that_exist(part: tq.Partition) -> None:
 
 
 def test_a_place_that_is_gone_with_its_session(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    with tq.connect(cluster.address, transport="shm", timeout=20) as client:
+    with (
+        tq.connect(cluster.address, transport="shm", timeout=20) as client,
+        tq.connect(cluster.address, timeout=20) as onlooker,
+    ):
         part = client.create_partition("gone")
+        onlooker.partition("gone")  # its session is open by now
+        beat, state, live = session_module.Heartbeat._beat, client._state, onlooker.describe().sessions
         with part.allocate(1, {"x": ("int64", [5000])}) as writer:
             writer["x"].fill_(1)
             with monkeypatch.context() as patch:
-                patch.setattr(session_module.Heartbeat, "_beat", lambda self: None)
-                time.sleep(5)  # longer than the lease
+                patch.setattr(
+                    session_module.Heartbeat, "_beat", lambda self: None if self._state is state else beat(self)
+                )
+                wait_until(lambda: onlooker.describe().sessions < live, timeout=20, what="the session ends")
             with pytest.raises(tq.LeaseExpired, match=r"nothing was stored\. Allocate again"):
                 writer.commit()
             with pytest.raises(tq.InvalidArgument, match="aborted"):
