@@ -217,6 +217,20 @@ def producer(pipe: Connection, address: str, transport: str, partition: str, wor
             ids = part.put(columns)
             return time.perf_counter() - start, ids
 
+        spec = workloads.spec(columns)
+
+        def allocate() -> tuple[float, np.ndarray[Any, Any]] | None:
+            """Returns the seconds without those that filling in took."""
+            if spec is None:
+                return None
+            start = time.perf_counter()
+            with part.allocate(workloads.rows_of(columns), spec) as writer:
+                elapsed = time.perf_counter() - start
+                workloads.fill(writer, columns)
+                start = time.perf_counter()
+                ids = writer.commit()
+                return elapsed + time.perf_counter() - start, ids
+
         serve(
             pipe,
             {
@@ -225,6 +239,7 @@ def producer(pipe: Connection, address: str, transport: str, partition: str, wor
                 "floor": lambda: copy_time(target, source),
                 "values": lambda: copies_time(target, pieces),
                 "put": put,
+                "allocate": allocate,
                 "clear": lambda ids: part.clear(ids=ids),
             },
         )

@@ -175,6 +175,34 @@ def build(name: str, seed: int, scale: str = "full") -> Columns:
     return make(np.random.default_rng(seed), SCALES[scale])
 
 
+def spec(columns: Columns) -> dict[str, Any] | None:
+    """Returns dtypes and shapes, as `Partition.allocate` takes them; None where a column is not made of tensors."""
+    found = {name: _spec(column) for name, column in columns.items()}
+    return None if None in found.values() else found
+
+
+def _spec(column: Any) -> Any:
+    if isinstance(column, torch.Tensor):
+        return column.dtype, list(column.shape[1:])
+    if all(isinstance(row, torch.Tensor) for row in column):
+        return column[0].dtype, [list(row.shape) for row in column]
+    if all(isinstance(row, dict) for row in column):
+        return spec({key: [row[key] for row in column] for key in column[0]})
+    return None
+
+
+def fill(targets: Mapping[str, Any], columns: Columns) -> None:
+    """Copies the values of a batch into tensors of its `spec`."""
+    for name, column in columns.items():
+        if isinstance(column, torch.Tensor):
+            targets[name].copy_(column)
+        elif isinstance(column[0], dict):
+            fill(targets[name], {key: [row[key] for row in column] for key in column[0]})
+        else:
+            for target, row in zip(targets[name], column, strict=True):
+                target.copy_(row)
+
+
 def rows_of(columns: Columns) -> int:
     """Returns how many samples there are."""
     return len(next(iter(columns.values())))

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from tqclient.samplers import Sampler as Sampler
     from tqclient.samplers import SeqlenBalanced as SeqlenBalanced
     from tqclient.topology import Topology as Topology
+    from tqclient.writer import Writer as Writer
 
 _MODULES = ("aio", "errors", "topology", "torch")
 _HOMES = {
@@ -108,6 +109,7 @@ _HOMES = {
         "SeqlenBalanced",
     ),
     "tqclient.topology": ("Topology",),
+    "tqclient.writer": ("Writer",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -27,6 +27,7 @@ from tqclient.aio_consumer import Batch, Consumer
 from tqclient.aio_permit import Permit
 from tqclient.aio_producer import Producer
 from tqclient.aio_watch import watch
+from tqclient.aio_writer import Writer
 from tqclient.arguments import Group, RowArguments, Tags, WeightVersion
 from tqclient.changes import Change
 from tqclient.channel import TLS, Channels
@@ -36,6 +37,7 @@ from tqclient.driver import run_async
 from tqclient.info import ClusterInfo, PartitionInfo, PartitionRef
 from tqclient.opening import Opening
 from tqclient.operations import cluster, partitions, permits
+from tqclient.operations.allocate import allocate
 from tqclient.operations.consumers import ConsumerRef
 from tqclient.operations.effects import Operation
 from tqclient.operations.put import put
@@ -45,9 +47,10 @@ from tqclient.operations.watch import Watcher
 from tqclient.permit import PermitData
 from tqclient.policy import Policy, SamplesPerInsert
 from tqclient.samplers import Sampler
+from tqclient.spec import Spec
 from tqclient.topology import Topology
 
-__all__ = ["Batch", "Client", "Consumer", "Metadata", "Opening", "Partition", "Permit", "connect"]
+__all__ = ["Batch", "Client", "Consumer", "Metadata", "Opening", "Partition", "Permit", "Writer", "connect"]
 
 T = TypeVar("T")
 
@@ -260,6 +263,24 @@ class Partition:
         arguments = RowArguments(ids, keys, groups, weight_version, tags, upsert)
         handle = None if permit is None else permit._handle
         return await self._client._run(put(self._state, self._ref, values, arguments, timeout, handle))
+
+    def allocate(
+        self,
+        rows: int,
+        spec: Spec,
+        *,
+        keys: Sequence[str | None] | None = None,
+        groups: Sequence[Group | None] | None = None,
+        weight_version: WeightVersion | None = None,
+        tags: Tags | Sequence[Tags] | None = None,
+        timeout: float | None = None,
+    ) -> Opening[Writer]:
+        """Makes room for new samples, to be filled in where they will lie; also for `async with`."""
+        return Opening(self._allocate(rows, spec, RowArguments(None, keys, groups, weight_version, tags), timeout))
+
+    async def _allocate(self, rows: int, spec: Spec, arguments: RowArguments, timeout: float | None) -> Writer:
+        operation = allocate(self._state, self._ref, rows, spec, arguments, timeout)
+        return Writer(self._client, await self._client._run(operation))
 
     def permit(self, samples: int, *, timeout: float | None = None) -> Opening[Permit]:
         """Waits until the partition admits samples that are about to be generated; also for `async with`."""

@@ -51,7 +51,7 @@ class BatchData:
     `keys` are those of the samples: `dict(batch.items())` makes a plain dict.
 
     Unless it was read with `copy=False`, a batch owns its values. Views are good until the batch is closed, settled, or
-    collected as garbage; what is needed longer must be cloned before.
+    collected as garbage; what is needed longer must be cloned before. `verify` compares them with their checksums.
     """
 
     extra: Any = None
@@ -63,6 +63,7 @@ class BatchData:
             self._state = state
         self._rows = delivery.rows
         self._columns = delivery.columns
+        self._holdings = delivery.holdings
         self._values: Mapping[str, Any] = _Values(delivery.columns)
         self._handle = handle
         # Whoever forgets a batch must not hold up others: its samples are delivered again.
@@ -201,6 +202,29 @@ class BatchData:
         BatchData.__init__(batch, None, Delivery(rows, columns, Holdings()))
         batch.extra = extra
         return batch
+
+    def verify(self, fields: Sequence[str] | None = None) -> None:
+        """Compares views with their checksums.
+
+        What was copied, or came from another host, was compared when it was read. A view of this host's memory is not
+        unless it is asked for here: what it shows is kept in place by the claim, or the read, and reading all of it
+        only to compare it would cost more than handing it out. Hashing runs at about 10 GB/s.
+
+        Args:
+            fields: to be compared; None: all.
+
+        Raises:
+            CorruptBlock: names partition, field, row and sample. `get(ids)` without `copy=False` turns to a replica.
+            InvalidArgument: the batch is closed or settled, and its views show nothing any more.
+            KeyError: the batch has no such field.
+        """
+        if not self._finalizer.alive:
+            raise InvalidArgument("the batch is closed or settled: verify views before that")
+        for field in self.fields if fields is None else fields:
+            self._column(field)
+            check = self._holdings.checks.get(field)
+            if check is not None:
+                check()
 
     def close(self) -> None:
         """Lets go of views, and of a claim that was not settled (its samples are delivered again). Repeatable."""

@@ -13,7 +13,7 @@ import grpc
 
 from tqclient import limits
 from tqclient.errors import InvalidArgument
-from tqclient.operations.effects import CONTROLLER
+from tqclient.operations.effects import CLOSED, CONTROLLER
 from tqclient.wire.v1.controller_pb2_grpc import ControllerStub
 from tqclient.wire.v1.storage_pb2_grpc import StorageStub
 
@@ -126,7 +126,7 @@ class Channels:
         """
         with self._lock:
             if self._closed:
-                raise InvalidArgument("this client is closed; call tq.connect() again")
+                raise InvalidArgument(CLOSED)
             if address not in self._channels:
                 self._channels[address] = self._open(address)
             return self._channels[address]

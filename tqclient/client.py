@@ -86,6 +86,7 @@ class Connection:
         if self.state.forked or not self.state.mark_closed():
             return
         self.heartbeat.join(limits.BACKOFF_MAX)
+        self.state.run_forgotten()
         try:
             self.run(close_session(self.state))
         finally:

@@ -13,6 +13,7 @@ from tqclient.changes import Change
 from tqclient.consumer import Batch, Consumer
 from tqclient.info import PartitionInfo, PartitionRef
 from tqclient.operations import partitions, permits
+from tqclient.operations.allocate import allocate
 from tqclient.operations.consumers import ConsumerRef
 from tqclient.operations.put import put
 from tqclient.operations.ranges import Ranges
@@ -21,8 +22,10 @@ from tqclient.operations.watch import Watcher
 from tqclient.permit import Permit, PermitData
 from tqclient.producer import Producer
 from tqclient.samplers import Sampler
+from tqclient.spec import Spec
 from tqclient.topology import Topology
 from tqclient.watch import watch
+from tqclient.writer import Writer
 
 if TYPE_CHECKING:
     from tqclient.client import Client
@@ -168,6 +171,52 @@ class Partition:
         arguments = RowArguments(ids, keys, groups, weight_version, tags, upsert)
         handle = None if permit is None else permit._handle
         return self._client._run(put(self._state, self._ref, values, arguments, timeout, handle))
+
+    def allocate(
+        self,
+        rows: int,
+        spec: Spec,
+        *,
+        keys: Sequence[str | None] | None = None,
+        groups: Sequence[Group | None] | None = None,
+        weight_version: WeightVersion | None = None,
+        tags: Tags | Sequence[Tags] | None = None,
+        timeout: float | None = None,
+    ) -> Writer:
+        """Makes room for new samples, to be filled in where they will lie.
+
+            shapes = [[patches, 1176] for patches in counts]
+            with part.allocate(64, {"tokens": ("int64", [2048]), "pixels": ("float32", shapes)}) as writer:
+                for row, image in zip(writer["pixels"], images, strict=True):
+                    row.copy_(image)  # from a device as well
+                writer["tokens"].copy_(tokens)
+                ids = writer.commit()
+
+        On the host of the arena the tensors are the arena's own memory, and nothing is copied by the commit, which
+        hashes them and publishes them. Elsewhere, and in a partition with replicas, they are memory of this process,
+        and the commit copies them.
+
+        Args:
+            rows: how many samples, at least 1.
+            spec: by field, `(dtype, shape)`, where all rows have that shape; `(dtype, shapes)`, with one shape for each
+                row, which may differ in its first dimension; or a mapping of the same, for a struct.
+            keys: see `put`.
+            groups: see `put`.
+            weight_version: see `put`.
+            tags: see `put`.
+            timeout: seconds, to find room in.
+
+        Returns:
+            The writer. Leaving it as a context manager without a commit gives the room back, and so does forgetting it.
+
+        Raises:
+            InvalidArgument: the spec does not say what it must, or the rows are more than one block (1 GiB).
+            SchemaMismatch: a field is of another kind in this partition.
+            StorageFull: no node has room.
+        """
+        arguments = RowArguments(None, keys, groups, weight_version, tags)
+        operation = allocate(self._state, self._ref, rows, spec, arguments, timeout)
+        return Writer(self._client, self._client._run(operation))
 
     def permit(self, samples: int, *, timeout: float | None = None) -> Permit:
         """Waits until the partition admits samples that are about to be generated.

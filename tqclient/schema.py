@@ -7,6 +7,7 @@ Free of torch: the controller imports it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, Literal
 
 import msgpack
@@ -17,6 +18,7 @@ Kind = Literal["dense", "ragged", "struct", "list"]
 KINDS: Final = ("dense", "ragged", "struct", "list")
 DEPTH_MAX: Final = 64
 """Structs within structs."""
+_REMEMBERED_BYTES_MAX: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,10 @@ class Form:
         Raises:
             InvalidArgument: the bytes are no form.
         """
+        return _remembered(data) if len(data) <= _REMEMBERED_BYTES_MAX else cls._parse(data)
+
+    @classmethod
+    def _parse(cls, data: bytes) -> Form:
         try:
             return cls._from_tree(msgpack.unpackb(data), DEPTH_MAX)
         except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
@@ -105,3 +111,9 @@ def join(path: str, known: Form, new: Form) -> None:
         f"field {path!r} is {known}, but this put brings {new}; "
         "convert the values, use another field, or wrap them in tq.Records(...) from the first put on"
     )
+
+
+@lru_cache(maxsize=4096)
+def _remembered(data: bytes) -> Form:
+    """A partition's puts say the same few forms over and over."""
+    return Form._parse(data)

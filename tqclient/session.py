@@ -62,6 +62,7 @@ class Heartbeat:
     def _beat(self) -> None:
         state = self._state
         period = self._period()
+        state.run_forgotten()
         try:
             # A beat that takes longer than a period would delay the next one: rather try again.
             timeout = max(period, BEAT_TIMEOUT_MIN)

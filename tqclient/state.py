@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from tqclient.counters import Counters
 from tqclient.directories import DirectoryCache
 from tqclient.errors import InvalidArgument, TQError
-from tqclient.operations.effects import Backoff, Deadline
+from tqclient.operations.effects import CLOSED, Backoff, Deadline
 from tqclient.paths import Paths
 from tqclient.placement import Placement
 from tqclient.windows import WindowPool
@@ -143,6 +143,7 @@ class ClientState:
         self.wake = threading.Event()
         self.lost_claims: deque[LostClaim] = deque()
         self.lost_permits: deque[LostPermit] = deque()
+        self.forgotten: deque[Callable[[], None]] = deque()  # what finalizers leave to be done: it takes locks
         self.producing: dict[int, int] = {}  # partition → registrations as its producer
         self.produced_in: dict[int, int] = {}  # partition → session that is registered
         self._pid = os.getpid()
@@ -175,7 +176,7 @@ class ClientState:
                 f"{os.getpid()}: call tq.connect() again here, or start processes with the 'spawn' method"
             )
         if self._closed:
-            raise InvalidArgument("this client is closed; call tq.connect() again")
+            raise InvalidArgument(CLOSED)
 
     @property
     def closed(self) -> bool:
@@ -247,6 +248,12 @@ class ClientState:
         with self._lock:
             if self._session is not None and self._session.session == session:
                 self._dropped_pins.append(pin)
+
+    def run_forgotten(self) -> None:
+        """Does what finalizers left to be done."""
+        with suppress(IndexError):
+            while True:
+                self.forgotten.popleft()()
 
     def take_dropped_pins(self) -> list[int]:
         """Returns the pins to drop, which are the caller's to deliver."""

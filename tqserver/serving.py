@@ -148,6 +148,10 @@ async def _abort_for(method: str, error: Exception, context: Any) -> NoReturn:
     await abort_with(context, error)
 
 
+def _leave_unregistered(service: str, handlers: object) -> None:
+    """Methods are found by their name alone, among the generic handlers: they are added there in any case."""
+
+
 class DaemonServer:
     """A grpc.aio server with health, reflection, and an orderly end.
 
@@ -163,6 +167,8 @@ class DaemonServer:
         credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         self.grpc = grpc.aio.server(interceptors=[*interceptors, Boundary()], options=OPTIONS)
+        # For each method that is registered as well, the server waits on one more future at every call.
+        self.grpc.add_registered_method_handlers = _leave_unregistered  # type: ignore[method-assign,assignment,unused-ignore]
         self._credentials = credentials
         self._health = health.Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)  # type: ignore[no-untyped-call,unused-ignore]

@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -77,7 +78,7 @@ class Storage:
         """Stops the daemons."""
 
 
-class Source:
+class Source(ABC):
     """The producer's side of an adapter."""
 
     def __init__(self, setup: Setup) -> None:
@@ -85,9 +86,10 @@ class Source:
         self.columns = workloads.build(setup.workload, setup.seed, setup.scale)
         self._bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
-    def prepare(self, way: str, number: int) -> None:
+    def prepare(self, way: str, number: int) -> None:  # noqa: B027 - most have nothing to do
         """Does, outside of the timed region, what the producer of this way has done before it puts."""
 
+    @abstractmethod
     def put(self, way: str, number: int) -> None:
         """Puts the whole batch, so that another process can have it. Timed.
 
@@ -95,13 +97,12 @@ class Source:
             way: one of the peer's.
             number: of the batch; never used before.
         """
-        raise NotImplementedError
 
     def announce(self, way: str, number: int) -> None:
         """Tells a waiting consumer: by a datagram, where the peer itself has nothing to wait on. Timed."""
         self._bell.sendto(number.to_bytes(_NUMBER_BYTES, "little"), _bell_path(self.setup))
 
-    def drop(self, way: str, number: int) -> None:
+    def drop(self, way: str, number: int) -> None:  # noqa: B027 - one side of each peer has nothing to do
         """Has the batch removed, or does its part of it. Not timed."""
 
     def drop_all(self, way: str, numbers: Sequence[int]) -> None:
@@ -118,7 +119,7 @@ class Source:
         self._bell.close()
 
 
-class Target:
+class Target(ABC):
     """The consumer's side of an adapter."""
 
     def __init__(self, setup: Setup) -> None:
@@ -132,13 +133,13 @@ class Target:
         """Waits until a batch is announced; returns its number."""
         return int.from_bytes(self._bell.recv(_NUMBER_BYTES), "little")
 
+    @abstractmethod
     def take(self, way: str, number: int) -> Any:
         """Returns every value of the batch, each usable as it is. Timed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write_back(self, way: str, number: int, values: Any) -> None:
         """Adds `ROLLOUT_VALUES` to the samples: what was taken of `ROLLOUT_SOURCE`, as it is. Timed."""
-        raise NotImplementedError
 
     def retake(self, way: str, number: int) -> Any:
         """Returns the batch with what was written back. Timed."""
@@ -149,7 +150,7 @@ class Target:
         columns: workloads.Columns = values
         return columns
 
-    def drop(self, way: str, number: int) -> None:
+    def drop(self, way: str, number: int) -> None:  # noqa: B027 - one side of each peer has nothing to do
         """Has the batch removed, or does its part of it; what was taken is gone already. Not timed."""
 
     def commands(self) -> Commands:

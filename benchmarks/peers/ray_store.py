@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -91,15 +92,15 @@ class Source(host.Source):
         super().close()
 
 
-class Target(host.Target):
-    """A driver that starts the actor and passes the runner's commands on to it."""
+class Target:
+    """A driver that starts the actor, which is the target, and passes the runner's commands on to it."""
 
     def __init__(self, setup: host.Setup) -> None:
-        super().__init__(setup)
         connect(setup)
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         root = str(Path(bootstrap.__file__).parents[1])
-        self._actor = ray.remote(_Actor).options(name=ACTOR, max_concurrency=2, num_cpus=1).remote(root, setup)
+        options = {"name": ACTOR, "max_concurrency": 2, "num_cpus": 1}
+        self._actor = ray.remote(_Actor).options(**options).remote(root, asdict(setup))
 
     def commands(self) -> host.Commands:
         """Returns those of the actor."""
@@ -113,13 +114,12 @@ class Target(host.Target):
         """Ends the actor."""
         ray.kill(self._actor)
         ray.shutdown()
-        super().close()
 
 
 class _Actor:
     """What the actor's process runs; it travels there by value, so it uses nothing of this module."""
 
-    def __init__(self, root: str, setup: Any) -> None:
+    def __init__(self, root: str, setup: dict[str, Any]) -> None:
         import importlib
         import sys
         import types
@@ -127,8 +127,9 @@ class _Actor:
         package = types.ModuleType("benchmarks")
         package.__path__ = [root]
         sys.modules.setdefault("benchmarks", package)
-        self._taker = importlib.import_module("benchmarks.peers.ray_store").Taker(setup)
-        self._commands = importlib.import_module("benchmarks.peers.host").TargetCommands(self._taker)
+        host = importlib.import_module("benchmarks.peers.host")
+        self._taker = importlib.import_module("benchmarks.peers.ray_store").Taker(host.Setup(**setup))
+        self._commands = host.TargetCommands(self._taker)
 
     def names(self) -> list[str]:
         return list(self._commands)

@@ -280,8 +280,8 @@ def test_what_a_hostile_writer_commits_is_corrupt_and_hurts_nobody_else(
         reader = other.partition(name)
         for copy in (True, False):
             for ids in (hostile, hostile[3:], [*honest, *hostile]):
-                with pytest.raises(tq.CorruptBlock) as caught:
-                    reader.get(ids, copy=copy)
+                with pytest.raises(tq.CorruptBlock) as caught, reader.get(ids, copy=copy) as batch:
+                    batch.verify()  # views of this host's memory; all else was refused before
                 message = str(caught.value)
                 first = (*honest, *hostile).index(hostile[0]) if len(ids) == 8 else 0
                 sample = hostile[3] if ids == hostile[3:] else hostile[0]

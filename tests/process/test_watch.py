@@ -166,7 +166,7 @@ def test_a_slow_watcher_gets_a_listing(client: tq.Client) -> None:
     assert isinstance(next(watching), tq.Listed)
     live = put(part, 1)
     values, rows = {"x": torch.arange(128)}, 128
-    for _ in range(14):  # 8 MiB of tags each, and the controller remembers 32 MiB
+    for _ in range(14):  # 8 MiB of tags each, and the controller remembers 8 MiB
         ids = part.put(values, tags=[{"tag": "x" * (63 << 10)}] * rows).tolist()
         live = [*live, *ids]
     kinds = []

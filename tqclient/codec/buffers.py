@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from tqclient.codec import parallel
-from tqclient.codec.checksum import PIECE_BYTES, Checksums
+from tqclient.codec.checksum import PARALLEL_UNIT_MIN, PIECE_BYTES, Checksums
 from tqclient.codec.header import ALIGN
 
 _CAT_ITEMS_MAX: Final = 32_767
@@ -81,6 +81,9 @@ def write_all(values: Sequence[Any], sizes: NDArray[np.int64], target: NDArray[n
         uint64, one checksum per unit.
     """
     checksums = Checksums(target, unit)
+    if len(values) == 1:
+        _write_one(values[0], checksums)
+        return checksums.finish()
     bounds = np.zeros(len(values) + 1, np.int64)
     np.cumsum(sizes, out=bounds[1:])
     tasks: list[Callable[[], None]] = []
@@ -94,6 +97,20 @@ def write_all(values: Sequence[Any], sizes: NDArray[np.int64], target: NDArray[n
             tasks.extend(copies(values[low], checksums, start))
     parallel.run(tasks, target.size)
     return checksums.finish()
+
+
+def _write_one(value: Any, checksums: Checksums) -> None:
+    """Writes the value that is all of a stream; one that lies there already is only hashed."""
+    size = checksums.stream.size
+    plain = _plain_bytes(value) if size else None
+    if plain is None:
+        tasks = copies(value, checksums, 0)
+    elif plain.ctypes.data != checksums.stream.ctypes.data:
+        tasks = _plain_copies(plain, checksums, 0)
+    else:
+        step = parallel.TASK_BYTES if checksums.unit >= PARALLEL_UNIT_MIN else size
+        tasks = [partial(checksums.hash, start, min(start + step, size)) for start in range(0, size, step)]
+    parallel.run(tasks, size)
 
 
 def _batch_bytes(values: Sequence[Any]) -> int:
@@ -154,10 +171,7 @@ def copies(value: torch.Tensor | NDArray[Any], checksums: Checksums, at: int) ->
         return []
     plain = _plain_bytes(value)
     if plain is not None:
-        tasks = range(0, plain.size, parallel.TASK_BYTES)
-        return [
-            partial(_copy_bytes, plain[start : start + parallel.TASK_BYTES], checksums, at + start) for start in tasks
-        ]
+        return _plain_copies(plain, checksums, at)
     if value.ndim == 0:
         return [partial(_copy_rows, value[None], checksums, at)]
     row_bytes = value.nbytes // len(value)
@@ -166,6 +180,11 @@ def copies(value: torch.Tensor | NDArray[Any], checksums: Checksums, at: int) ->
         partial(_copy_rows, value[row : row + step], checksums, at + row * row_bytes)
         for row in range(0, len(value), step)
     ]
+
+
+def _plain_copies(plain: NDArray[np.uint8], checksums: Checksums, at: int) -> list[Callable[[], None]]:
+    tasks = range(0, plain.size, parallel.TASK_BYTES)
+    return [partial(_copy_bytes, plain[start : start + parallel.TASK_BYTES], checksums, at + start) for start in tasks]
 
 
 def _plain_bytes(value: torch.Tensor | NDArray[Any]) -> NDArray[np.uint8] | None:

@@ -23,6 +23,8 @@ LARGE_ROW_BYTES: Final = 512 * KIB
 """From here on a range of a row is likely to be read alone, and over-reads a unit on average: a unit is a 64th of the
 mean row, but at least `UNIT_LARGE_ROW`."""
 UNIT_MAX: Final = 128 * KIB
+PARALLEL_UNIT_MIN: Final = 128 * KIB
+"""xxhash keeps the interpreter's lock for smaller units: where nothing is copied in between, threads take turns."""
 PIECE_BYTES: Final = 512 * KIB
 """Copied, then hashed: small enough to be in the cache still, large enough that the interpreter does not show."""
 

@@ -16,10 +16,10 @@ from typing import Final
 from tqclient.limits import MIB
 
 THREADS_MAX: Final = 4
-TASK_BYTES: Final = 4 * MIB
+TASK_BYTES: Final = 2 * MIB
 """What one task copies at most."""
-SERIAL_BYTES_MAX: Final = 16 * MIB
-"""Below this, a copy stays on the caller's thread."""
+SERIAL_BYTES_MAX: Final = 1 * MIB
+"""Up to this, a copy stays on the caller's thread: waking another one takes as long as copying half of it."""
 
 Task = Callable[[], None]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -119,6 +119,31 @@ class Plan:
 
     def _slice(self, start: int, stop: int) -> Plan:
         return Plan({name: column.slice(start, stop) for name, column in self._columns.items()}, stop - start)
+
+    def blank(self, target: NDArray[np.uint8]) -> tuple[Plan, dict[str, Any]]:
+        """Lays the columns out, to be filled in where they will lie.
+
+        Args:
+            target: as for `write`, whose contents do not matter.
+
+        Returns:
+            A plan of the same block over what lies in the target: to `write` it there moves none of the values. And by
+            field what is to be filled in: a tensor `[rows, *shape]`, a list of one for each row, or a dict of those.
+
+        Raises:
+            InvalidArgument: a column is neither tensors nor made of them.
+        """
+        streams = iter([target[offset : offset + length] for offset, length in self._streams()])
+        columns, values = {}, {}
+        for name, column in self._columns.items():
+            columns[name], values[name] = column.blank(streams)
+        return Plan(columns, self.rows), values
+
+    def _streams(self) -> Iterator[tuple[int, int]]:
+        """(offset, length) of each stream, nodes in preorder."""
+        nodes = (each for field in self._nodes for each in field.preorder())
+        lengths = (stream.length for node in nodes for stream in node.streams)
+        return zip(self._offsets, lengths, strict=True)
 
     def write(self, target: NDArray[np.uint8]) -> bytes:
         """Writes the block.

@@ -48,6 +48,7 @@ def read_column(
     copy: bool,
     allocate: Allocate,
     verify: bool = True,
+    verify_views: bool = True,
     allow_pickle: bool = False,
     form: Form | None = None,
 ) -> Column:
@@ -59,6 +60,7 @@ def read_column(
         copy: False gives views where all rows of a stream lie side by side in one block, and copies elsewhere.
         allocate: nbytes → uint8 [nbytes], 64-byte aligned: where copies go. The column keeps it alive.
         verify: compare checksums. Off only for memory that was verified before.
+        verify_views: compare those of views of the block itself, too. Whoever turns it off does so later, or never.
         allow_pickle: unpickle what the writer pickled: runs code of the writer's choice.
         form: the partition's, where the rows of a dense block joined a ragged field. None: what the parts imply.
 
@@ -74,7 +76,7 @@ def read_column(
         raise InvalidArgument(f"field {field!r}: no parts to read")
     groups = _groups(field, parts)
     joined = form or _joined(field, [group.node.form for group in groups])
-    return _read(groups, joined, Reading(field, copy, allocate, verify, allow_pickle))
+    return _read(groups, joined, Reading(field, copy, allocate, verify, allow_pickle, verify_views))
 
 
 def _groups(field: str, parts: Sequence[Part]) -> list[Group]:

@@ -8,7 +8,7 @@ of a unit is wanted, the unit goes to a scratch buffer, which stays in the cache
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.codec import parallel
-from tqclient.codec.checksum import PIECE_BYTES, first_mismatch, first_mismatch_at, unit_count
+from tqclient.codec.checksum import PARALLEL_UNIT_MIN, PIECE_BYTES, first_mismatch, first_mismatch_at, unit_count
 from tqclient.codec.clips import Clip, clip_of, spans
 from tqclient.codec.directory import Node, Stream
 from tqclient.errors import CorruptBlock
@@ -74,10 +74,15 @@ class Reading:
     allocate: Allocate
     verify: bool
     allow_pickle: bool
+    verify_views: bool = True
 
     def child(self, key: str) -> Reading:
         """The same for a child of a struct."""
-        return Reading(f"{self.path}.{key}", self.copy, self.allocate, self.verify, self.allow_pickle)
+        return replace(self, path=f"{self.path}.{key}")
+
+    def verifies_view(self, group: Group) -> bool:
+        """Whether a view of these rows is compared with its checksums now."""
+        return self.verify and (self.verify_views or group.owned_bytes > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +136,8 @@ def _view(group: Group, index: int, start: int, stop: int, reading: Reading) -> 
     last = -(-stop // stream.unit)
     base = first * stream.unit
     units = group.fetch(stream.offset + base, min(last * stream.unit, stream.length) - base)
-    if reading.verify:
-        step = parallel.TASK_BYTES // stream.unit
+    if reading.verifies_view(group):
+        step = parallel.TASK_BYTES // stream.unit if stream.unit >= PARALLEL_UNIT_MIN else last - first
 
         def check(unit: int) -> None:
             piece = units[(unit - first) * stream.unit : (unit - first + step) * stream.unit]

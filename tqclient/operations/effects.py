@@ -92,6 +92,8 @@ class Deadline:
         return max(0, int((self._wait_end - self._clock()) * 1000))
 
 
+CLOSED: Final = "this client is closed; call tq.connect() again"
+"""What a call says whose client was closed before it, or during it."""
 WAIT_MARGIN: Final = 0.5
 """Seconds by which a wait on the server ends ahead of the user's timeout (a tenth of a short one), ..."""
 REPLY_MARGIN: Final = 0.05

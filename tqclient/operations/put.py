@@ -191,9 +191,9 @@ def _put_once(
     try:
         directories = yield from _write(state, blocks, placed, session, underway, deadline)
         fate = "unknown"
-        request = _commit_request(state, prepared, placed, directories, session, number)
+        request = commit_request(state, prepared, placed, directories, session, number)
         try:
-            reply = yield from _commit(state, ref, prepared, request, deadline)
+            reply = yield from commit(state, ref, prepared, request, deadline)
         except LeaseExpired as error:
             if not (yield from session_is_live(state, session.session, deadline)):
                 raise
@@ -207,10 +207,10 @@ def _put_once(
         fate = "refused"
         raise
     finally:
-        _settle(state, placed, fate, underway)
+        settle_room(state, placed, fate, underway)
 
 
-def _settle(state: ClientState, placed: Placed, fate: Fate, underway: Sequence[Target]) -> None:
+def settle_room(state: ClientState, placed: Placed, fate: Fate, underway: Sequence[Target]) -> None:
     """Books what became of the room; `underway` are replicas that were not seen to be written to the end."""
     settled = [target for target in placed.all() if target not in underway]
     for target in underway:
@@ -304,7 +304,7 @@ def _writing(
     underway.remove(target)
 
 
-def _commit_request(
+def commit_request(
     state: ClientState,
     prepared: Prepared,
     placed: Placed,
@@ -322,7 +322,7 @@ def _commit_request(
     return request
 
 
-def _commit(
+def commit(
     state: ClientState, ref: PartitionRef, prepared: Prepared, request: pb.CommitRequest, deadline: Deadline
 ) -> Operation[pb.CommitReply]:
     """Commits; keys that exist already with the same bytes are passed over, a batch of error rows at a time."""

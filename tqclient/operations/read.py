@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,21 @@ from tqclient.wire.v1 import controller_pb2 as pb
 
 @dataclass(slots=True)
 class Holdings:
-    """What a batch of views holds until it is closed."""
+    """What a batch of views holds until it is closed.
+
+    Attributes:
+        fetched: what the views show.
+        release_pin: lets go of what keeps the bytes in place; None: a claim does, or there is nothing to be let go.
+        checks: by field, what compares its views with their checksums.
+    """
 
     fetched: list[Fetched] = field(default_factory=list)
     release_pin: Callable[[], None] | None = None
+    checks: dict[str, Callable[[], None]] = field(default_factory=dict)
 
     def close(self) -> None:
         """Lets go. Repeatable; may run in a finalizer."""
+        self.checks = {}
         fetched, self.fetched = self.fetched, []
         for each in fetched:
             each.close()
@@ -240,10 +249,13 @@ def _fetch_and_decode(
                 Part(layouts[run.block_id], run.rows, source.view, source.owned_bytes, source.locate, clipped)
                 for run, source, clipped in zip(runs, sources, clips.get(name, [()] * len(runs)), strict=True)
             ]
+            read = partial(read_column, name, parts, copy=copy, allocate=state.allocate, form=ref.form(name))
             try:
-                columns[name] = read_column(name, parts, copy=copy, allocate=state.allocate, form=ref.form(name))
+                columns[name] = read(verify_views=False)
             except CorruptBlock as error:
                 raise ReplicaFailed(_damaged(runs, error), _locate_damage(ref, name, rows, error)) from None
+            if columns[name].is_view:
+                holdings.checks[name] = partial(_check_views, read, ref, name, rows)
     except BaseException:
         for each in fetched.values():
             each.close()
@@ -254,6 +266,13 @@ def _fetch_and_decode(
     else:
         holdings.fetched.extend(fetched.values())
     return columns
+
+
+def _check_views(read: Callable[[], Column], ref: PartitionRef, name: str, rows: RowSet) -> None:
+    try:
+        read()
+    except CorruptBlock as error:
+        raise _locate_damage(ref, name, rows, error) from None
 
 
 def _read(

@@ -152,6 +152,30 @@ class Fetched(Protocol):
         ...
 
 
+class Lent(Protocol):
+    """The bytes of a place, in the hands of a user: one write in progress until `end`."""
+
+    @property
+    def array(self) -> NDArray[np.uint8]:
+        """uint8 `[length]`, on a 64-byte boundary. Views of it may live on, and be written to, for ever."""
+        ...
+
+    def take_back(self) -> NDArray[np.uint8]:
+        """Takes the bytes out of the user's reach; repeatable.
+
+        Returns:
+            The same bytes, uint8 `[length]`, as they are from now on: no store to `array` changes them.
+
+        Raises:
+            Unavailable: it cannot be done now; nothing has changed.
+        """
+        ...
+
+    def end(self) -> None:
+        """Ends the write, taking back first; repeatable."""
+        ...
+
+
 class NodeTransport(Protocol):
     """The path between one client and one storage node."""
 
@@ -229,6 +253,21 @@ class NodeTransport(Protocol):
             InvalidArgument: the place is out of the arena's bounds.
             LeaseExpired: the session is closed, or the node does not know the window.
             Unavailable: the node is away, or the time was up.
+        """
+        ...
+
+    def lend(self, place: Place, *, session: int) -> Lent | None:
+        """Lends the bytes of a place themselves, to be filled in by the caller's caller.
+
+        Args:
+            place: within a window of this session.
+            session: one that `session_opened` was told of.
+
+        Returns:
+            None where this path has no such bytes: what it writes is copied.
+
+        Raises:
+            InvalidArgument, LeaseExpired, Unavailable: as `write`.
         """
         ...
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tqclient.errors import TQError, TransportUnavailable, Unavailable
 from tqclient.limits import ARENA_WARM_BYTES_MAX, POPULATE_BYTES
 from tqclient.transport.memory import Memory
+from tqclient.transport.moving import MovedPages
 from tqclient.wire.arena import HEADER_BYTES, ArenaHeader, lock_session, unlock_session
 
 _WARMING_NICENESS: Final = 10
@@ -75,9 +76,28 @@ class ArenaMapping:
         Raises:
             Unavailable: the pages can't be had, or this process was forked from the one that mapped the arena.
         """
+        return self._present(offset, length).bytes[offset : offset + length]
+
+    def move_out(self, offset: int, length: int) -> MovedPages | None:
+        """Moves the pages of arena bytes to an address of their own, present. The caller checks bounds.
+
+        Returns:
+            None where the kernel cannot do it.
+
+        Raises:
+            Unavailable: as `target`.
+        """
+        pages = self._present(offset, length)
+        try:
+            return MovedPages(pages.memory, offset, offset + length)
+        except OSError:
+            return None
+
+    def _present(self, offset: int, length: int) -> _Pages:
+        """Returns the mapping to write through, with the pages of these bytes present."""
         pages = self._write_pages or self._open_pages(writable=True)
         self._populate(pages, offset, offset + length)
-        return pages.bytes[offset : offset + length]
+        return pages
 
     def source(self, offset: int, length: int, runs: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Returns a read-only view of arena bytes, uint8 `[length]`. The caller checks bounds.

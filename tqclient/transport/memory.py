@@ -23,13 +23,21 @@ _MADV_DONTFORK: Final = 10
 _MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_READ: Final = 22
 _MADV_POPULATE_WRITE: Final = 23
-_MAP_FAILED: Final = ctypes.c_void_p(-1).value
+MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+libc: Final = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+libc.mremap.restype = ctypes.c_void_p
+libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def last_error(what: str) -> OSError:
+    """Returns why the last call to `libc` of this thread failed."""
+    code = ctypes.get_errno()
+    return OSError(code, f"{what}: {os.strerror(code)}")
 
 
 class Memory:
@@ -55,17 +63,16 @@ class Memory:
         """
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         flags = mmap.MAP_SHARED if descriptor >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        address = _libc.mmap(None, length, protection, flags, descriptor, 0)
-        if address == _MAP_FAILED:
-            code = ctypes.get_errno()
-            raise OSError(code, f"cannot map {length} bytes: {os.strerror(code)}")
+        address = libc.mmap(None, length, protection, flags, descriptor, 0)
+        if address == MAP_FAILED:
+            raise last_error(f"cannot map {length} bytes")
         self.address: int = address
         self.length = length
         self.writable = writable
-        self._unmap = weakref.finalize(self, _libc.munmap, address, length)
+        self._unmap = weakref.finalize(self, libc.munmap, address, length)
         self._unmap.atexit = False  # threads may use the memory until the process is gone
         if not inherited:
-            _libc.madvise(address, length, _MADV_DONTFORK)
+            libc.madvise(address, length, _MADV_DONTFORK)
             _not_inherited.add(self)
 
     @property
@@ -79,7 +86,7 @@ class Memory:
 
     def prefer_huge_pages(self) -> None:
         """Asks for huge pages, where the kernel has them for such memory."""
-        _libc.madvise(self.address, self.length, _MADV_HUGEPAGE)
+        libc.madvise(self.address, self.length, _MADV_HUGEPAGE)
 
     def populate(self, start: int, stop: int) -> None:
         """Makes the pages of bytes `[start, stop)` present, in pieces, so that using them causes no page fault.
@@ -94,11 +101,11 @@ class Memory:
         advice = _MADV_POPULATE_WRITE if self.writable else _MADV_POPULATE_READ
         for piece in range(start, stop, POPULATE_BYTES):
             length = min(POPULATE_BYTES, stop - piece)
-            if _libc.madvise(self.address + piece, length, advice) == 0:
+            if libc.madvise(self.address + piece, length, advice) == 0:
                 continue
-            code = ctypes.get_errno()
-            if code != errno.EINVAL:
-                raise OSError(code, f"cannot populate {length} bytes: {os.strerror(code)}")
+            error = last_error(f"cannot populate {length} bytes")
+            if error.errno != errno.EINVAL:
+                raise error
             # Linux before 5.14: reading a byte of each page maps it, if less cheaply.
             self.array()[piece : piece + length : mmap.PAGESIZE].sum()
 

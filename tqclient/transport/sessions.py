@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tqclient.errors import LeaseExpired, Unavailable
+from tqclient.transport.base import Lent, Place
 
 
 class WriteSessions:
@@ -107,6 +108,10 @@ class SessionWriter:
     def session_opened(self, session: int) -> None:
         """See `NodeTransport.session_opened`."""
         self._sessions.open_session(session)
+
+    def lend(self, place: Place, *, session: int) -> Lent | None:
+        """See `NodeTransport.lend`: without a mapping of the arena there is nothing to lend."""
+        return None
 
     def session_closed(self, session: int) -> None:
         """See `NodeTransport.session_closed`."""

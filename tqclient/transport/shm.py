@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.errors import TransportUnavailable, Unavailable
-from tqclient.transport.base import Fetched, NodeContact, Place
+from tqclient.transport.base import Fetched, Lent, NodeContact, Place
 from tqclient.transport.mapping import ArenaMapping, close_arena, open_arena
+from tqclient.transport.moving import MovedPages
 from tqclient.transport.ranges import Runs, merge_ranges
 from tqclient.transport.sessions import SessionWriter, WriteSessions
 from tqclient.wire.v1 import common_pb2
@@ -46,6 +47,37 @@ class ShmFetched:
         self._source = None
 
 
+class ShmLent:
+    """A place of the arena whose pages are out on loan; see `Lent`."""
+
+    def __init__(self, mapping: ArenaMapping, place: Place, pages: MovedPages, writing: AbstractContextManager[None]):
+        """Takes over the write in progress."""
+        self._mapping = mapping
+        self._place = place
+        self._pages = pages
+        self._writing: AbstractContextManager[None] | None = writing
+
+    @property
+    def array(self) -> NDArray[np.uint8]:
+        """See `Lent.array`."""
+        return self._pages.array
+
+    def take_back(self) -> NDArray[np.uint8]:
+        """See `Lent.take_back`."""
+        try:
+            self._pages.take_back()
+        except OSError as error:
+            raise Unavailable(f"{self._mapping.path}: {error.strerror}") from None
+        return self._mapping.target(self._place.offset, self._place.length)
+
+    def end(self) -> None:
+        """See `Lent.end`."""
+        self._pages.take_back()
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.__exit__(None, None, None)
+
+
 class ShmTransport(SessionWriter):
     """See `NodeTransport`. Writing costs the copy, reading nothing."""
 
@@ -73,6 +105,18 @@ class ShmTransport(SessionWriter):
         self._contact.check_place(place)
         with self._sessions.writing(session):
             yield self._mapping.target(place.offset, place.length)
+
+    def lend(self, place: Place, *, session: int) -> Lent | None:
+        """See `NodeTransport.lend`."""
+        self._contact.check_place(place)
+        with ExitStack() as stack:
+            writing = self._sessions.writing(session)
+            stack.enter_context(writing)
+            pages = self._mapping.move_out(place.offset, place.length)
+            if pages is None:
+                return None
+            stack.pop_all()  # it goes on until the loan ends
+            return ShmLent(self._mapping, place, pages, writing)
 
     def read(self, extent: common_pb2.Extent, ranges: NDArray[np.uint64], *, timeout: float | None) -> Fetched:
         """See `NodeTransport.read`."""

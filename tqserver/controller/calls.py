@@ -8,6 +8,7 @@ that a retry of the request finds it, and is ended after that, or as soon as its
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -36,9 +37,9 @@ class _Call:
         self._deadline = self._loop.time() + seconds
         self._waiter = Waiter(request, self._grant, self._refuse)
         self.key: RequestKey = (request.mutation.client_id, request.mutation.request)
-        self.callers = 0
+        self.callers: dict[asyncio.Future[Any], None] = {}
         self.given_up = False
-        self.future: asyncio.Future[Any] = self._loop.create_future()
+        self.reply: Any = None
 
     def wait(self) -> None:
         self._calls.waiters.wait(self._waiter, self._deadline - self._loop.time())
@@ -53,8 +54,8 @@ class _Call:
 
     def _refuse(self, error: TQError) -> None:
         self._calls.under_way.pop(self.key, None)
-        if self.callers:
-            self.future.set_exception(error)
+        for caller in self._listening():
+            caller.set_exception(error)
 
     def _applied(self, outcome: Outcome) -> None:
         self._calls.waiters.settled(self._waiter)
@@ -65,10 +66,18 @@ class _Call:
             self._refuse(outcome.error)
         elif outcome.reply is not None:
             self._calls.under_way.pop(self.key, None)
-            if self.callers:
-                self.future.set_result(outcome.reply)
-            elif isinstance(outcome.reply, pb.ClaimReply):
-                self._calls.orphan(self.key, outcome.reply)
+            self.reply = outcome.reply
+            for number, caller in enumerate(self._listening()):
+                caller.set_result(copy.deepcopy(self.reply) if number else self.reply)  # each may fill in its own
+            if not self.callers:
+                self._orphan()
+
+    def _listening(self) -> list[asyncio.Future[Any]]:
+        return [caller for caller in self.callers if not caller.done()]  # one may be cancelled and not know it yet
+
+    def _orphan(self) -> None:
+        if isinstance(self.reply, pb.ClaimReply):
+            self._calls.orphan(self.key, self.reply)
 
     def give_up(self) -> None:
         """The client wants it no more; but what is on its way to the journal can't be called back."""
@@ -79,8 +88,8 @@ class _Call:
     def abandon(self) -> None:
         if self._calls.waiters.withdraw(self._waiter):
             self._calls.under_way.pop(self.key, None)
-        elif self.future.done() and not self.future.exception() and isinstance(self.future.result(), pb.ClaimReply):
-            self._calls.orphan(self.key, self.future.result())
+        else:
+            self._orphan()  # if it was answered already; what is still on its way is looked at when it is applied
 
 
 class Calls:
@@ -131,12 +140,13 @@ class Calls:
         return await self._join(call, call.give_up)
 
     async def _join(self, call: _Call, begin: Callable[[], None] = lambda: None) -> Any:
-        call.callers += 1
+        caller = asyncio.get_running_loop().create_future()
+        call.callers[caller] = None
         begin()
         try:
-            return await asyncio.shield(call.future)
+            return await caller
         except asyncio.CancelledError:
-            call.callers -= 1
+            del call.callers[caller]
             if not call.callers:
                 call.abandon()
             raise

@@ -50,7 +50,8 @@ class Directories:
                 )
             block = rows.blocks.add(block_id=block_id)
             for extent in record.extents:
-                block.extents.add(**extent._asdict())
+                node, arena, offset, length, generation = extent
+                block.extents.add(node=node, arena=arena, offset=offset, length=length, generation=generation)
             if block_id in sent:
                 sent.move_to_end(block_id)
             elif len(record.directory) <= room:

@@ -52,6 +52,12 @@ _SCHEMA: Final = (
     "CREATE TABLE marks (name TEXT PRIMARY KEY, sequence INTEGER NOT NULL, chain BLOB NOT NULL)",
     "INSERT INTO marks VALUES ('tail', 0, x'0000000000000000'), ('snapshot', 0, x'0000000000000000')",
 )
+_TAIL_FOLLOWS: Final = (
+    "CREATE TEMP TRIGGER tail_follows AFTER INSERT ON main.groups BEGIN"
+    " UPDATE marks SET sequence = new.first + new.count - 1, chain = new.chain WHERE name = 'tail'; END"
+)
+"""Of this connection alone, so that appending is one statement: each one lets go of the interpreter's lock, and has to
+wait for it again."""
 
 _log = logs.get("controller.journal")
 
@@ -272,6 +278,8 @@ class SqliteJournal:
             self._refuse(self._path, "its tables are not those of a journal")
         # A clean slate: frames of an earlier life would make the next scan ambiguous.
         self._execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._execute("PRAGMA temp_store = MEMORY")
+        self._execute(_TAIL_FOLLOWS)
         marks = {name: (sequence, mark) for name, sequence, mark in self._execute("SELECT * FROM marks")}
         sound = all(isinstance(sequence, int) and isinstance(mark, bytes) for sequence, mark in marks.values())
         if marks.keys() != {"tail", "snapshot"} or not sound:
@@ -399,10 +407,9 @@ class SqliteJournal:
         packed = _pack_group(records)
         mark = chain(self._chain, first, packed)
         failpoints.hit(failpoints.BEFORE_COMMIT)
-        with _disk("appending to the journal"), self._transaction():
-            self._execute("INSERT INTO groups VALUES (?, ?, ?, ?)", (first, len(records), packed, mark))
-            self._execute("UPDATE marks SET sequence = ?, chain = ? WHERE name = 'tail'", (last, mark))
+        with _disk("appending to the journal"):
             failpoints.hit(failpoints.COMMIT)
+            self._execute("INSERT INTO groups VALUES (?, ?, ?, ?)", (first, len(records), packed, mark))
         failpoints.hit(failpoints.AFTER_COMMIT)
         self._sequence, self._chain = last, mark
         self._unsaved_bytes += len(packed)

@@ -193,8 +193,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         return await self._mutate("set_tags", request)
 
     async def Claim(self, request: pb.ClaimRequest, context: Any) -> pb.ClaimReply:
-        reply = pb.ClaimReply()
-        reply.CopyFrom(await self._wait("claim", request, context))  # callers that repeat it share the original
+        reply: pb.ClaimReply = await self._wait("claim", request, context)
         self._directories.fill_in(request.mutation.session, reply.rows)
         if reply.ByteSize() > limits.MESSAGE_BYTES_MAX:  # it will be refused: nobody will hold this claim
             self._calls.orphan((request.mutation.client_id, request.mutation.request), reply)

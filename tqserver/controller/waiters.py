@@ -69,6 +69,10 @@ class Waiter:
         request: a ClaimRequest, a CommitRequest or an AcquirePermitRequest.
         grant: called when it is its turn; whoever is granted says `settled` once that took effect, or failed to.
         refuse: called when its turn will not come.
+
+    Attributes:
+        choice: of a claim that stands in its line: what decides which samples are ready for it.
+        countable: of such a claim: any `batch_size` ready samples meet it.
     """
 
     _tickets = count(1)
@@ -79,6 +83,8 @@ class Waiter:
         self.refuse = refuse
         self.ticket = next(self._tickets)
         self.queue_key: QueueKey = ()
+        self.choice: QueueKey = ()
+        self.countable = False
         self.promised = 0
         self.cancel_deadline: Callable[[], object] = lambda: None
 
@@ -157,6 +163,12 @@ def _amount(request: pb.ClaimRequest) -> str:
 class ClaimLine(Line):
     """The claims of one consumer of one partition."""
 
+    def add(self, waiter: Waiter) -> None:
+        """Puts one in its place. What never changes about it is looked up here, once, and not at every grant."""
+        waiter.choice = _choice(waiter.request)
+        waiter.countable = self._gauge.countable(waiter.request)
+        super().add(waiter)
+
     def queue_of(self, request: Any) -> QueueKey:
         """Which samples it waits for, and as whom; and whether it can be met while the partition takes samples."""
         sampler = request.sampler.SerializeToString(deterministic=True)
@@ -179,7 +191,7 @@ class ClaimLine(Line):
                     first = head
             if first is None:
                 break
-            first.promised = self._promise(first.request, counts)
+            first.promised = self._promise(first, counts)
             self.promised += first.promised
             served.append((first, None))
             self.remove(first)
@@ -191,7 +203,7 @@ class ClaimLine(Line):
         while key in self._queues:
             head = next(iter(self._queues[key]))
             try:
-                verdict = self._verdict(head.request, counts)
+                verdict = self._verdict(head, counts)
             except TQError as error:  # of this one alone: its session ended, say
                 served.append((head, error))
                 self.remove(head)
@@ -205,21 +217,21 @@ class ClaimLine(Line):
             return head if verdict is Readiness.READY else None
         return None
 
-    def _promise(self, request: pb.ClaimRequest, counts: dict[Any, int]) -> int:
+    def _promise(self, waiter: Waiter, counts: dict[Any, int]) -> int:
         """Returns how many ready samples a claim may take that is granted now; above 0."""
-        count = counts[_choice(request)]
-        return max(min(request.batch_size, count) if self._gauge.countable(request) else count, 1)
+        count = counts[waiter.choice]
+        return max(min(waiter.request.batch_size, count) if waiter.countable else count, 1)
 
-    def _verdict(self, request: pb.ClaimRequest, counts: dict[Any, int]) -> Readiness:
-        choice = _choice(request)
-        if choice not in counts:
-            counts[choice] = self._gauge.ready_count(request)
+    def _verdict(self, waiter: Waiter, counts: dict[Any, int]) -> Readiness:
+        request = waiter.request
+        if waiter.choice not in counts:
+            counts[waiter.choice] = self._gauge.ready_count(request)
         if not self.promised:
             return self._gauge.readiness(request)
-        if not self._gauge.countable(request):
+        if not waiter.countable:
             return Readiness.WAIT
         # The rest of a sealed partition may be smaller than a batch; that is looked at once every promise is kept.
-        return Readiness.READY if counts[choice] - self.promised >= request.batch_size else Readiness.WAIT
+        return Readiness.READY if counts[waiter.choice] - self.promised >= request.batch_size else Readiness.WAIT
 
     def timeout(self, waiter: Waiter) -> TQError:
         """ClaimTimeout, with how far it was."""

@@ -20,6 +20,7 @@ from typing import IO, Final, Protocol
 
 from tqclient.errors import TransportUnavailable
 from tqserver import limits, logs
+from tqserver.waiting import within
 
 _log = logs.get("storage.engine")
 
@@ -322,7 +323,7 @@ class Engine:
         self._number += 1
         child = _Child(self._number, self._command)
         try:
-            endpoint = await asyncio.wait_for(self._answer(child), limits.ENGINE_START)
+            endpoint = await within(self._answer(child), limits.ENGINE_START)
             if endpoint.segment in self._segments:
                 raise _Failed(f"{endpoint.segment} was an earlier engine's; another one is drawn")
         except asyncio.TimeoutError:
@@ -367,6 +368,6 @@ class Engine:
                 _log.info("engine is being replaced: bytes wait for its end", engine=child.number)
                 return
             try:
-                await asyncio.wait_for(child.ended.wait(), limits.ENGINE_POLL)
+                await within(child.ended.wait(), limits.ENGINE_POLL)
             except asyncio.TimeoutError:
                 continue

@@ -15,6 +15,7 @@ from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver import limits, logs
 from tqserver.storage.arena import Arena
 from tqserver.storage.extents import Allocator, Extent, Outcome, Usage, Window
+from tqserver.waiting import within
 
 _log = logs.get("storage.node")
 
@@ -209,7 +210,7 @@ class Node:
             if self._synced and session <= self._newest_session:
                 raise LeaseExpired(f"session {session} has ended")
             try:
-                await asyncio.wait_for(self._changed.wait(), deadline - loop.time())
+                await within(self._changed.wait(), deadline - loop.time())
             except asyncio.TimeoutError:
                 if not self.attached:
                     raise Unavailable("this node has no link to the controller at present") from None
@@ -225,7 +226,7 @@ class Node:
         deadline = loop.time() + limits.SESSION_WAIT
         while not self._synced:
             try:
-                await asyncio.wait_for(self._changed.wait(), deadline - loop.time())
+                await within(self._changed.wait(), deadline - loop.time())
             except asyncio.TimeoutError:
                 raise Unavailable("this node was restarted and has not reached the controller yet") from None
 

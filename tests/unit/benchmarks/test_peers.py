@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import msgpack
 import numpy as np
@@ -51,6 +53,20 @@ def test_arrays_move_out_of_a_value_and_back() -> None:
     assert back["a"][0] is arrays[0]
     assert back["b"][0] is arrays[1]
     assert (back["a"][1], back["b"][1]) == ("text", None)
+
+
+@pytest.mark.parametrize("adapter", sorted({peer.adapter for peer in PEERS.values()}))
+def test_both_ends_of_an_adapter_can_be_made(adapter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer's library is in the peer's environment alone; what an adapter defines needs none of it."""
+    for library in ("ray", "redis", "transfer_queue", "omegaconf", "mooncake", "mooncake.store", "tensordict"):
+        monkeypatch.setitem(sys.modules, library, MagicMock())
+    monkeypatch.delitem(sys.modules, f"benchmarks.peers.{adapter}", raising=False)
+    module = importlib.import_module(f"benchmarks.peers.{adapter}")
+    monkeypatch.delitem(sys.modules, f"benchmarks.peers.{adapter}")
+    for end in (module.Source, module.Target):
+        assert not getattr(end, "__abstractmethods__", frozenset()), f"{end}: serve() could not make it"
+        assert callable(end.commands)
+        assert callable(end.close)
 
 
 def installed(home: Path, name: str) -> None:

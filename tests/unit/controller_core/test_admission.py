@@ -12,7 +12,7 @@ from tqclient.errors import BackpressureTimeout, ClaimTimeout, InvalidArgument, 
 from tqclient.wire.packing import I64, pack_array, pack_blobs
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import journal_pb2
-from tqserver.controller.core import Core, Limit, ReadinessChanged, RoomChanged
+from tqserver.controller.core import Core, Demand, Limit, ReadinessChanged, RoomChanged
 
 WAIT: dict[str, Any] = {"staleness": "wait", "max_staleness": 1, "samples_per_version": 4}
 
@@ -261,6 +261,20 @@ def test_a_column_widens_the_span_and_may_bring_a_version(driver: Driver, sessio
     driver.put(session, p, 1, ["b"], ids=[1], versions=[2])  # (2, 3): the newest stays
     with pytest.raises(BackpressureTimeout):
         driver.put(session, p, 1, ["b"], ids=[2], versions=[4])
+    driver.core.check_invariants()
+
+
+def test_the_samples_of_a_sealed_partition_are_given_no_version_too_many(driver: Driver, session: int) -> None:
+    p = driver.partition(session, capacity_versions=1, max_staleness=1, staleness="wait", samples_per_version=4)
+    driver.put(session, p, 2, versions=[1, 1])
+    driver.ok("seal_partition", pb.SealPartitionRequest(partition_id=p), session=session)
+    upsert = driver.commit(p, 1, ids=[1], versions=[2], upsert=True)
+    assert driver.demand(upsert, session).lacks.keys() == {Limit.VERSIONS}
+    with pytest.raises(BackpressureTimeout, match=r"capacity_versions=1: samples of versions \[1\] are live"):
+        driver.put(session, p, 1, ids=[1], versions=[2], upsert=True)
+    driver.put(session, p, 2, ids=[1, 2], versions=[2, 2], upsert=True)
+    for never in (driver.commit(p, 1, versions=[3]), pb.AcquirePermitRequest(partition_id=p, samples=9)):
+        assert driver.demand(never, session) == Demand()  # refused because it is sealed: it need not wait for room
     driver.core.check_invariants()
 
 

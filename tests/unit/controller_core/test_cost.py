@@ -62,7 +62,11 @@ def test_claim_costs_the_same_at_any_size(
         run()  # the first look at a field set, or at its groups, does depend on the size
         return run
 
-    assert _least(cycle(*large), 6) < 3 * _least(cycle(*small), 6)
+    among_many, among_few = cycle(*large), cycle(*small)
+    # By turns, and often: on a shared machine a single one of either may find its caches taken.
+    times = [(_least(among_many, 1), _least(among_few, 1)) for _ in range(40)]
+    many, few = map(min, zip(*times, strict=True))
+    assert many < 3 * few
 
 
 def test_the_first_look_of_a_new_consumer_at_new_fields_does_not_hold_up_the_others(

@@ -50,6 +50,21 @@ class Encoder(ABC):
     def take(self, rows: NDArray[np.int64]) -> Encoder:
         """Some rows, in any order, of the same form."""
 
+    def blank(self, streams: Iterator[NDArray[np.uint8]]) -> tuple[Encoder, Any]:
+        """Turns what was measured into what is to be filled in.
+
+        Args:
+            streams: where the streams of this column, and of those below it, will lie, in preorder.
+
+        Returns:
+            The same column, whose values are what lies there, and the value to be filled in: a tensor, a list of one
+            for each row, or a dict of those.
+
+        Raises:
+            InvalidArgument: its streams are not the values themselves.
+        """
+        raise InvalidArgument(f"a column of kind {self.form} has no tensors of known shapes to be filled in")
+
     def lengths(self) -> NDArray[np.int64] | None:
         """The leading dimension of each row, int64 [rows], where rows have one of their own."""
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,10 @@ class DenseEncoder(Encoder):
     def write(self, targets: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint64]]:
         sizes = np.full(len(self._pieces), targets[0].size // max(1, len(self._pieces)), np.int64)
         return [buffers.write_all(self._pieces, sizes, targets[0], self.streams()[0].unit)]
+
+    def blank(self, streams: Iterator[NDArray[np.uint8]]) -> tuple[Encoder, Any]:
+        value = DenseColumn(self.form, next(streams), self.rows, is_view=True).value
+        return DenseEncoder(self.form, [value], self.rows), value
 
     def row_bytes(self) -> NDArray[np.int64]:
         return np.full(self.rows, self._row_bytes, np.int64)

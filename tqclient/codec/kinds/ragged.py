@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,12 @@ class RaggedEncoder(Encoder):
             shapes = np.array([piece.shape for piece in self._pieces], "<i8")
             checksums.append(buffers.write_bytes(shapes.tobytes(), targets[1], units[1]))
         return checksums
+
+    def blank(self, streams: Iterator[NDArray[np.uint8]]) -> tuple[Encoder, Any]:
+        if self._varying:
+            return super().blank(streams)
+        column = RaggedColumn(self.form, next(streams), self._counts, is_view=True)
+        return RaggedEncoder(self.form, [column.values()], self._counts, joined=True), column.list()
 
     def row_bytes(self) -> NDArray[np.int64]:
         return self._counts * _item_bytes(self.form) + self._shape_bytes()

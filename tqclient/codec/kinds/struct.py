@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,12 @@ class StructEncoder(Encoder):
 
     def write(self, targets: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint64]]:
         return []
+
+    def blank(self, streams: Iterator[NDArray[np.uint8]]) -> tuple[Encoder, Any]:
+        columns, values = {}, {}
+        for key, column in self._columns.items():
+            columns[key], values[key] = column.blank(streams)
+        return StructEncoder(columns, self.rows), values
 
     def row_bytes(self) -> NDArray[np.int64]:
         return sum((column.row_bytes() for column in self._columns.values()), np.zeros(self.rows, np.int64))

@@ -116,12 +116,17 @@ def gather_is_cheaper(runs: NDArray[np.int64], cost: GatherCost = STREAM) -> boo
     return gathered < one_sided
 
 
-def split(length: int, piece_bytes_max: int) -> list[Run]:
-    """Cuts contiguous bytes into transfers: into as many as there are lanes, when that fills these.
+def piece_bytes(length: int, piece_bytes_max: int) -> int:
+    """How long the transfers of `length` bytes are: as many as there are lanes, when that fills these.
 
     Args:
         length: bytes.
         piece_bytes_max: at least 1.
     """
-    piece = min(piece_bytes_max, max(SPLIT_BYTES_MIN, -(-length // LANES)))
+    return min(piece_bytes_max, max(SPLIT_BYTES_MIN, -(-length // LANES)))
+
+
+def split(length: int, piece_bytes_max: int) -> list[Run]:
+    """Cuts contiguous bytes into transfers of `piece_bytes`."""
+    piece = piece_bytes(length, piece_bytes_max)
     return [(start, min(start + piece, length)) for start in range(0, length, piece)]

@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 from tqclient.errors import TQError, TransportUnavailable, Unavailable
 from tqclient.limits import MIB
 from tqclient.transport.base import Fetched, NodeContact, Place
-from tqclient.transport.mooncake.coalesce import LANES, PORT, STREAM, Piece, bridge, gather_is_cheaper, pieces, split
+from tqclient.transport.mooncake.coalesce import (
+    LANES,
+    PORT,
+    STREAM,
+    Piece,
+    bridge,
+    gather_is_cheaper,
+    piece_bytes,
+    pieces,
+    split,
+)
 from tqclient.transport.mooncake.engine import Engine
 from tqclient.transport.mooncake.flow import Flow
 from tqclient.transport.mooncake.gather import GatherPort, GatherRefused, GatherUnreachable, targets_of
@@ -151,14 +161,19 @@ class MooncakeTransport(SessionWriter):
         moved = sum(group[-1][1] - group[0][0] for group in groups)
         if not moved:
             return StreamFetched(buffer, runs)
+        remote = self._endpoint.base + extent.offset
+        lane_bytes = {area: piece_bytes(moved, area.length // LANES) for area in (self._direct, self._passing)}
         self._engine.hold()
         try:
             with self._flow(timeout) as flow:
                 for group in groups:
+                    # The buffer has no room for what lies between runs.
                     direct = len(group) == 1 and self._engine.takes_any_memory
-                    _, piece_bytes_max = split(moved, (self._direct if direct else self._passing).length // LANES)[0]
-                    for piece in pieces([group], piece_bytes_max):
-                        self._receive(flow, piece, self._endpoint.base + extent.offset, runs, buffer, direct=direct)
+                    area = self._direct if direct else self._passing
+                    for piece in pieces([group], lane_bytes[area]):
+                        slot = flow.take(area, piece.stop - piece.start)
+                        receive = self._receive if direct else self._receive_through
+                        receive(flow, slot, piece, remote, runs, buffer)
         finally:
             self._engine.release()
         return StreamFetched(buffer, runs)
@@ -219,16 +234,18 @@ class MooncakeTransport(SessionWriter):
             flow.start(slot, local, remote + start, writes=True)
 
     def _receive(
-        self, flow: Flow, piece: Piece, remote: int, runs: Runs, buffer: NDArray[np.uint8], *, direct: bool
+        self, flow: Flow, slot: Slot, piece: Piece, remote: int, runs: Runs, buffer: NDArray[np.uint8]
     ) -> None:
-        """Reads a piece into the buffer itself, which has no room for what lies between runs, or by way of a slot."""
-        length = piece.stop - piece.start
-        slot = flow.take(self._direct if direct else self._passing, length)
-        if direct:
-            position = runs.locate(piece.start, length)
-            flow.start(slot, buffer[position : position + length], remote + piece.start, writes=False)
-            return
-        local = self._staged(slot, length)
+        """Reads a piece, one run, to where it is wanted."""
+        position = runs.locate(piece.start, piece.stop - piece.start)
+        local = buffer[position : position + piece.stop - piece.start]
+        flow.start(slot, local, remote + piece.start, writes=False)
+
+    def _receive_through(
+        self, flow: Flow, slot: Slot, piece: Piece, remote: int, runs: Runs, buffer: NDArray[np.uint8]
+    ) -> None:
+        """Reads a piece into the slot's memory, and copies what is wanted of it."""
+        local = self._staged(slot, piece.stop - piece.start)
 
         def copy_out() -> None:
             for start, stop in piece.wanted:

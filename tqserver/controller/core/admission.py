@@ -66,10 +66,12 @@ class Incoming(NamedTuple):
 
 
 def is_limited(partition: Partition) -> bool:
-    """Whether a put may have to wait."""
+    """Whether a put may have to wait. A sealed partition takes no new samples; those that it has may get versions."""
     policy = partition.policy
+    if partition.sealed:
+        return policy.HasField("capacity_versions")
     names = ("capacity_samples", "capacity_bytes", "capacity_versions", "rate_limit")
-    return not partition.sealed and (policy.staleness == "wait" or any(map(policy.HasField, names)))
+    return policy.staleness == "wait" or any(map(policy.HasField, names))
 
 
 def demand_of(state: State, request: pb.CommitRequest | pb.AcquirePermitRequest) -> Demand:
@@ -83,8 +85,9 @@ def demand_of(state: State, request: pb.CommitRequest | pb.AcquirePermitRequest)
     if not is_limited(partition) or request.mutation.session not in state.leases.sessions:
         return NOTHING
     if isinstance(request, pb.CommitRequest):
-        return demand(partition, _incoming(partition, request))
-    if partition.policy.staleness != "wait":
+        put = _incoming(partition, request)
+        return NOTHING if partition.sealed and put.new_rows else demand(partition, put)
+    if partition.sealed or partition.policy.staleness != "wait":
         return NOTHING
     lacks = _staleness(partition, request.samples)
     return Demand(frozenset({Limit.STALENESS}), {Limit.STALENESS: lacks} if lacks else {})
@@ -95,8 +98,9 @@ def queue_of(state: State, request: pb.CommitRequest | pb.AcquirePermitRequest) 
     partition = state.partitions.get(request.partition_id)
     if partition is None or not isinstance(request, pb.CommitRequest):
         return False, b""
-    versions = request.version_max if partition.live_versions is not None else b""
-    return bool(request.permit), np.unique(np.frombuffer(versions, dtype=I64)).tobytes()
+    if partition.live_versions is None or not request.version_max:
+        return bool(request.permit), b""
+    return bool(request.permit), np.unique(np.frombuffer(request.version_max, dtype=I64)).tobytes()
 
 
 def _incoming(partition: Partition, request: pb.CommitRequest) -> Incoming:

@@ -170,7 +170,9 @@ class BlockTable:
 
     def drop_references(self, block_ids: NDArray[Any]) -> list[BlockRecord]:
         """Takes one reference from the block of each entry; returns the blocks that have no row left."""
-        emptied = []
+        emptied: list[BlockRecord] = []
+        if not len(block_ids):  # new samples had no blocks before
+            return emptied
         unique, counts = np.unique(block_ids, return_counts=True)
         for block_id, count in zip(unique.tolist(), counts.tolist(), strict=True):
             record = self.live[block_id]

@@ -77,7 +77,10 @@ class Changes:
         return True
 
     def _forget(self) -> None:
-        while len(self._groups) - self._start > limits.CHANGES_MAX or self._bytes > limits.CHANGES_BYTES_MAX:
+        # The latest stay, whatever their size: whoever is up to date must not need a listing for each large put.
+        while (kept := len(self._groups) - self._start) > 1 and (
+            kept > limits.CHANGES_MAX or self._bytes > limits.CHANGES_BYTES_MAX
+        ):
             self.floor = self._sequences[self._start]
             self._bytes -= self._sizes[self._start]
             self._groups[self._start] = []

@@ -14,7 +14,7 @@ from tqclient.wire.v1 import journal_pb2
 from tqserver.controller.core import effects, ranks, validate
 from tqserver.controller.core.consumer import CONSUMED, DEAD
 from tqserver.controller.core.retire import check_not_retired
-from tqserver.controller.core.rows import blocks_of, rows_of
+from tqserver.controller.core.rows import blocks_of, write_rows
 from tqserver.controller.core.samplers import Custom, sampler_of
 from tqserver.controller.core.sessions import Claim
 from tqserver.controller.core.state import Effects, State
@@ -91,7 +91,8 @@ def claim(state: State, request: pb.ClaimRequest, now: float, out: Effects) -> p
     if slots is None:
         raise wanted.unmet()
     partition, consumer = wanted.partition, wanted.take(slots)
-    consumer.attempts[slots] += 1
+    attempts = consumer.attempts[slots] + 1
+    consumer.attempts[slots] = attempts
     fields = tuple(request.fields) or tuple(partition.samples.columns)
     blocks = blocks_of(partition.samples, slots, fields)
     state.blocks.claim(blocks)
@@ -108,12 +109,10 @@ def claim(state: State, request: pb.ClaimRequest, now: float, out: Effects) -> p
     state.leases.add_claim(granted, now)
     if wanted.limiter is not None:
         out.append(effects.RoomChanged(partition.partition_id))
-    return pb.ClaimReply(
-        claim_id=granted.claim_id,
-        lease_ms=granted.lease_ms,
-        rows=rows_of(partition.samples, slots, fields, consumer.attempts[slots]),
-        fields=partition.fields(fields),
-    )
+    reply = pb.ClaimReply(claim_id=granted.claim_id, lease_ms=granted.lease_ms)
+    write_rows(reply.rows, partition.samples, slots, fields, attempts)
+    partition.write_fields(reply.fields, fields)
+    return reply
 
 
 def end_claim(state: State, claim_id: int, now: float, out: Effects, *, consumed: bool) -> None:

@@ -70,7 +70,9 @@ def commit(state: State, request: pb.CommitRequest, now: float, out: Effects) ->
     out.append(effects.ReadinessChanged(partition.partition_id))
     if partition.live_versions is not None and len(rows) > len(new_rows):
         out.append(effects.RoomChanged(partition.partition_id))  # a version may have gone
-    return pb.CommitReply(ids=pack_array(partition.samples.ids[plan.slots], I64), fields=partition.fields())
+    reply = pb.CommitReply(ids=pack_array(partition.samples.ids[plan.slots], I64))
+    partition.write_fields(reply.fields)
+    return reply
 
 
 def _incoming(partition: Partition, put: validate.Commit, plan: _Plan, *, permitted: bool) -> admission.Incoming:

@@ -96,7 +96,11 @@ class Consumer:
         self.counts -= np.bincount(self.state[slots], minlength=STATES)
         self.counts[state] += len(slots)
         self.state[slots] = state
-        self.refresh(slots)
+        if state == OPEN:
+            self.refresh(slots)
+        else:
+            for view in self.views.values():
+                view.close(slots)
 
     def vacate(self, slots: NDArray[np.int64]) -> None:
         """No sample lies in these slots any more."""
@@ -113,7 +117,7 @@ class Consumer:
                 matching = is_open if view.filter is None else is_open & self._samples.matching(view.filter, slots)
                 view.update(slots, matching & self._samples.written(view.key.fields, slots), matching)
             else:
-                view.update(slots, is_open, is_open)
+                view.close(slots)
 
     def forget_groups(self) -> None:
         """Samples changed their groups: which groups are complete is found out anew."""

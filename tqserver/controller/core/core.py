@@ -37,7 +37,7 @@ from tqserver.controller.core.consumer import DEAD, STALE, SURPLUS
 from tqserver.controller.core.dedup import REPLY_TYPES
 from tqserver.controller.core.effects import Changed, Effect, ReadinessChanged
 from tqserver.controller.core.partition import Partition
-from tqserver.controller.core.rows import blocks_of, rows_of
+from tqserver.controller.core.rows import blocks_of, write_rows
 from tqserver.controller.core.samples import Slots
 from tqserver.controller.core.sessions import Leases, Session
 from tqserver.controller.core.state import Effects, State
@@ -376,8 +376,10 @@ class Core:
         # A drawn pin of before a restart names nothing now.
         pin = request.pin or state.epoch * limits.PIN_CHOSEN_MAX + state.last_pin
         session.pins[pin] = block_ids
-        rows = rows_of(partition.samples, slots, fields)
-        return controller_pb2.LocateReply(pin=pin, rows=rows, fields=partition.fields(fields))
+        reply = controller_pb2.LocateReply(pin=pin)
+        write_rows(reply.rows, partition.samples, slots, fields)
+        partition.write_fields(reply.fields, fields)
+        return reply
 
     def drop_pins(self, session: int, pins: Iterable[int], now: float) -> tuple[Effect, ...]:
         """Drops read pins; those that are unknown (of before a restart) are passed over. Returns what was freed.

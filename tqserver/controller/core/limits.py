@@ -18,8 +18,8 @@ SHARDS_MAX: Final = 4_096
 """Shards of a partition; samples whose tag `shard` is not below it belong to none."""
 CHANGES_MAX: Final = 16_384
 """Commands of one partition whose changes are remembered for those who watch it; ..."""
-CHANGES_BYTES_MAX: Final = 32 << 20
-"""... and the bytes of these changes as messages."""
+CHANGES_BYTES_MAX: Final = 8 << 20
+"""... and the bytes of these changes as messages, but for those of the latest command."""
 CHANGES_READ_MAX: Final = 64
 """Commands whose changes a watcher is sent in one go."""
 CHANGE_ROWS_MAX: Final = 4_096

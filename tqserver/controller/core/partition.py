@@ -295,18 +295,20 @@ class Partition:
 
     # Descriptions.
 
-    def fields(self, names: Iterable[str] | None = None) -> list[controller_pb2.Field]:
-        """Returns fields as they cross the wire; all of them, in the order of their first put, when none are named."""
-        columns = self.samples.columns
-        return [self._field(name) for name in (columns if names is None else names)]
+    def write_fields(self, fields: Any, names: Iterable[str] | None = None) -> None:
+        """Writes down fields as they cross the wire.
 
-    def _field(self, name: str) -> controller_pb2.Field:
-        column = self.samples.columns[name]
-        field = controller_pb2.Field(name=name, form=column.form_bytes, written=column.written)
-        found = self.samples.length_range(name)
-        if found is not None:
-            field.length_min, field.length_max = found
-        return field
+        Args:
+            fields: the list of a message: one that is put into it later is copied.
+            names: None: all of them, in the order of their first put.
+        """
+        columns = self.samples.columns
+        for name in columns if names is None else names:
+            column = columns[name]
+            field = fields.add(name=name, form=column.form_bytes, written=column.written)
+            found = self.samples.length_range(name)
+            if found is not None:
+                field.length_min, field.length_max = found
 
     def _shards(self) -> dict[int, controller_pb2.Shard]:
         counts = self.samples.shard_sizes
@@ -344,7 +346,7 @@ class Partition:
         return final
 
     def _describe(self) -> controller_pb2.Partition:
-        return controller_pb2.Partition(
+        described = controller_pb2.Partition(
             partition_id=self.partition_id,
             name=self.name,
             policy=self.policy,
@@ -352,7 +354,6 @@ class Partition:
             version=self.version,
             samples=self.samples.live,
             bytes=self.size_bytes,
-            fields=self.fields(),
             consumers=[self.consumer_counts(consumer) for consumer in self.consumers.values()],
             metadata=self.metadata,
             accepted=self.admitted.accepted,
@@ -362,6 +363,8 @@ class Partition:
             shards=self._shards(),
             producers=len(self.producers),
         )
+        self.write_fields(described.fields)
+        return described
 
 
 def partition_changed(partition: Partition) -> controller_pb2.Change:

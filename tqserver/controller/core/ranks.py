@@ -12,7 +12,7 @@ from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver.controller.core import effects, limits, validate
 from tqserver.controller.core.consumer import CONSUMED, DEAD, Consumer
 from tqserver.controller.core.partition import Partition
-from tqserver.controller.core.rows import blocks_of, rows_of
+from tqserver.controller.core.rows import blocks_of, write_rows
 from tqserver.controller.core.samplers import SeqlenBalanced
 from tqserver.controller.core.samples import Slots
 from tqserver.controller.core.sessions import Claim, Membership
@@ -198,13 +198,10 @@ def claim(state: State, wanted: Wanted, now: float, out: Effects) -> pb.ClaimRep
     state.leases.add_claim(granted, now)
     share.claims[topology.member] = granted.claim_id
     replica.positions[topology.member] = share.step + 1
-    return pb.ClaimReply(
-        claim_id=granted.claim_id,
-        lease_ms=granted.lease_ms,
-        rows=common_pb2.Rows.FromString(share.rows),
-        fields=partition.fields(share.fields),
-        step=share.step,
-    )
+    reply = pb.ClaimReply(claim_id=granted.claim_id, lease_ms=granted.lease_ms, step=share.step)
+    reply.rows.ParseFromString(share.rows)
+    partition.write_fields(reply.fields, share.fields)
+    return reply
 
 
 def _make(state: State, wanted: Wanted, ranks: RankGroup, parts: dict[int, Slots], now: float) -> None:
@@ -228,7 +225,8 @@ def _deliver(state: State, partition: Partition, consumer: Consumer, share: Shar
     consumer.attempts[slots] += 1
     share.blocks = blocks_of(partition.samples, slots, share.fields)
     state.blocks.claim(share.blocks)
-    rows = rows_of(partition.samples, slots, share.fields, consumer.attempts[slots])
+    rows = common_pb2.Rows()
+    write_rows(rows, partition.samples, slots, share.fields, consumer.attempts[slots])
     share.rows = rows.SerializeToString(deterministic=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import msgpack
@@ -19,7 +20,7 @@ from tqclient.wire.v1 import common_pb2, controller_pb2
 from tqserver.controller.core import limits
 from tqserver.controller.core.blocks import Extent
 from tqserver.controller.core.policies import full_policy
-from tqserver.controller.core.samplers import sampler_of
+from tqserver.controller.core.samplers import Sampler, sampler_of
 from tqserver.controller.core.samples import LENGTH_UNKNOWN
 from tqserver.controller.core.topology import check_topology
 
@@ -27,6 +28,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 CLIENT_ID_BYTES: Final = 16
 
 
+@lru_cache(maxsize=4096)
 def name(what: str, value: str) -> str:
     """Checks a partition, consumer, field or metadata name."""
     if not value:
@@ -367,8 +369,11 @@ def wait(wait_ms: int) -> None:
         raise InvalidArgument(f"wait_ms: {wait_ms}, at most {wire_limits.WAIT_MAX_MS}")
 
 
-def claim(request: controller_pb2.ClaimRequest, *, chosen: bool = False) -> None:
-    """Checks a ClaimRequest; one whose rows are chosen may name a sampler that is gone."""
+def claim(request: controller_pb2.ClaimRequest, *, chosen: bool = False) -> tuple[Sampler, dict[str, Any]] | None:
+    """Checks a ClaimRequest; returns its sampler and the parameters.
+
+    One whose rows are chosen may name a sampler that is gone: None.
+    """
     name("consumer", request.consumer)
     names("field", request.fields, wire_limits.FIELDS_MAX)
     if request.batch_size or not request.max_tokens:
@@ -382,8 +387,7 @@ def claim(request: controller_pb2.ClaimRequest, *, chosen: bool = False) -> None
         tag_map(request.where)
     if request.HasField("topology"):
         check_topology(request.topology)
-    if not chosen:
-        sampler_of(request)
+    return None if chosen else sampler_of(request)
 
 
 def register_rank(request: controller_pb2.RegisterRankRequest) -> None:

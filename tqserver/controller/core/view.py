@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from tqserver.controller.core.tags import TagFilter
 
 CHUNK_ROWS: Final = 1_024
-"""Rows that the first step of a scan looks at; each further step looks at twice as many."""
+"""Rows that the first step of a scan looks at, at most; each further step looks at twice as many."""
+CHUNK_PER_ROW: Final = 16
+"""Rows that it looks at for each one that it is to find: the few that one claim takes cost little."""
 
 
 class Bitmap:
@@ -58,11 +60,16 @@ class Bitmap:
             self.head = min(self.head, first)
             self.tail = max(self.tail, last + 1)
 
+    def discard(self, slots: Any) -> None:
+        """Takes numbers out, whether they are members or not; `slots` as in `assign`."""
+        self.count -= int(np.count_nonzero(self.ready[slots]))
+        self.ready[slots] = False
+
     def first(self, rows: int) -> NDArray[np.int64]:
         """Returns the lowest members, at most `rows` of them: int64 [n], ascending."""
         rows = min(rows, self.count)
         parts: list[NDArray[np.int64]] = []
-        found, start, step = 0, self.head, CHUNK_ROWS
+        found, start, step = 0, self.head, min(CHUNK_ROWS, CHUNK_PER_ROW * rows)
         while found < rows:
             part = np.flatnonzero(self.ready[start : start + step])[: rows - found] + start
             if not found and len(part):
@@ -70,13 +77,13 @@ class Bitmap:
             parts.append(part)
             found += len(part)
             start, step = start + step, step * 2
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        return _joined(parts)
 
     def last(self, rows: int) -> NDArray[np.int64]:
         """Returns the highest members, at most `rows` of them: int64 [n], descending."""
         rows = min(rows, self.count)
         parts: list[NDArray[np.int64]] = []
-        found, stop, step = 0, self.tail, CHUNK_ROWS
+        found, stop, step = 0, self.tail, min(CHUNK_ROWS, CHUNK_PER_ROW * rows)
         while found < rows:
             start = max(stop - step, 0)
             part = np.flatnonzero(self.ready[start:stop])[::-1][: rows - found] + start
@@ -85,7 +92,13 @@ class Bitmap:
             parts.append(part)
             found += len(part)
             stop, step = start, step * 2
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        return _joined(parts)
+
+
+def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    if len(parts) == 1:  # as a rule: where the last claim stopped, others are ready
+        return parts[0]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
 
 class ViewKey(NamedTuple):
@@ -135,6 +148,17 @@ class View(Bitmap):
         self.assign(slots, mask)
         if self.open is not None:
             self.open.assign(slots, matching)
+        self._changed(slots, delta)
+
+    def close(self, slots: Any) -> None:
+        """None of these slots is ready or open any more."""
+        delta = -self.ready[slots].astype(np.int64) if self.group_indexes else None
+        self.discard(slots)
+        if self.open is not None:
+            self.open.discard(slots)
+        self._changed(slots, delta)
+
+    def _changed(self, slots: Any, delta: NDArray[np.int64] | None) -> None:
         for priorities in self.priorities.values():
             priorities.touch(slots)
         if delta is not None:

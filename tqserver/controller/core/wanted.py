@@ -14,7 +14,7 @@ from tqserver.controller.core import limits, validate
 from tqserver.controller.core.consumer import LEASED, SURPLUS, Consumer
 from tqserver.controller.core.partition import Partition
 from tqserver.controller.core.ratelimit import RateLimiter
-from tqserver.controller.core.samplers import Sampler, SampleRequest, sampler_of
+from tqserver.controller.core.samplers import Sampler, SampleRequest
 from tqserver.controller.core.samplers.budget import Budget
 from tqserver.controller.core.samplers.custom import Journaled
 from tqserver.controller.core.samples import Slots
@@ -42,7 +42,7 @@ class Wanted(NamedTuple):
         Raises:
             TQError: whatever the claim is refused with, other than ClaimTimeout and Sealed.
         """
-        validate.claim(request, chosen=bool(state.chosen))
+        sampler, params = validate.claim(request, chosen=bool(state.chosen)) or (Journaled(), {})
         session = state.session_of(request.mutation)
         partition = state.partition(request.partition_id)
         partition.check_consumer(request.consumer)
@@ -50,7 +50,6 @@ class Wanted(NamedTuple):
             raise InvalidArgument(
                 f"session {session.session} holds {limits.CLAIMS_PER_SESSION_MAX} claims, the most it can: settle some"
             )
-        sampler, params = (Journaled(), {}) if state.chosen else sampler_of(request)
         consumer = partition.tracked(request.consumer)
         view = partition.view(consumer, request.fields, request.where, unaborted=sampler.whole_groups(params))
         sample = SampleRequest(

@@ -42,12 +42,13 @@ def sampler_of(request: controller_pb2.ClaimRequest) -> tuple[Sampler, dict[str,
     Raises:
         InvalidArgument: no sampler has that name, or its parameters are off.
     """
-    name = request.sampler.name or "fifo"
+    named = request.sampler
+    name = named.name or "fifo"
     sampler = SAMPLERS.get(name)
     if sampler is None:
         raise InvalidArgument(f"no sampler is called {name!r}; there are: {', '.join(sorted(SAMPLERS))}")
     try:
-        params = msgpack.unpackb(request.sampler.params) if request.sampler.params else {}
+        params = msgpack.unpackb(named.params) if named.params else {}
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
         raise InvalidArgument(f"sampler.params: not msgpack ({error})") from None
     if not isinstance(params, dict):

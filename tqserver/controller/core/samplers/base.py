@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +17,7 @@ from tqserver.controller.core.view import View
 Slots = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRequest:
+class SampleRequest(NamedTuple):
     """What a claim asks of a sampler, and what the sampler may know besides the view.
 
     Attributes:
@@ -38,7 +36,7 @@ class SampleRequest:
 
     def of_size(self, batch_size: int) -> SampleRequest:
         """Returns the same for another number of rows."""
-        return replace(self, batch_size=batch_size)
+        return self._replace(batch_size=batch_size)
 
 
 class Sampler(ABC):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -39,7 +39,7 @@ class Budget:
         rows_max, rows = request.batch_size, max(ROWS_FIRST, sampler.unit_rows(view, request))
         while True:
             rows = min(rows, rows_max)
-            slots = sampler.sample(view, replace(request, batch_size=rows, final=True))
+            slots = sampler.sample(view, request._replace(batch_size=rows, final=True))
             if slots is None:
                 return None
             ends = self._ends(sampler, request, slots)
@@ -54,7 +54,7 @@ class Budget:
             if fitting < len(ends) or sums[-1] == self.max_tokens:
                 return chosen
             if rows >= min(rows_max, view.count):
-                full = sampler.has(view, replace(request, batch_size=rows_max, final=False))
+                full = sampler.has(view, request._replace(batch_size=rows_max, final=False))
                 return chosen if full or request.final else None
             rows *= 4
 
