@@ -24,11 +24,12 @@ def pack_array(values: Any, dtype: np.dtype[Any]) -> bytes:
         values: ints, any shape; a value that `dtype` cannot hold raises OverflowError.
         dtype: one of this module's dtypes.
     """
-    if isinstance(values, np.ndarray) and values.dtype == dtype:
+    if not isinstance(values, np.ndarray):
+        return np.ascontiguousarray(values, dtype=dtype).tobytes()  # raises by itself when one does not fit
+    if values.dtype == dtype:
         return values.tobytes()
-    packed = np.ascontiguousarray(values, dtype=dtype)
-    # A list that does not fit raises by itself; an array would wrap around.
-    if isinstance(values, np.ndarray) and not np.can_cast(values.dtype, dtype) and not np.array_equal(packed, values):
+    packed = values.astype(dtype)
+    if not np.can_cast(values.dtype, dtype) and not np.array_equal(packed, values):  # it wrapped around
         raise OverflowError(f"values of {values.dtype} beyond {dtype}")
     return packed.tobytes()
 

@@ -59,18 +59,17 @@ class _Call:
 
     def _applied(self, outcome: Outcome) -> None:
         self._calls.waiters.settled(self._waiter)
-        may_wait = self.callers and not self.given_up
-        if isinstance(outcome.error, ClaimTimeout | BackpressureTimeout) and may_wait:
-            self.wait()  # between the look and the record, something else changed: back to its place
-        elif outcome.error is not None:
-            self._refuse(outcome.error)
-        elif outcome.reply is not None:
+        if outcome.reply is not None:
             self._calls.under_way.pop(self.key, None)
             self.reply = outcome.reply
             for number, caller in enumerate(self._listening()):
                 caller.set_result(copy.deepcopy(self.reply) if number else self.reply)  # each may fill in its own
             if not self.callers:
                 self._orphan()
+        elif isinstance(outcome.error, ClaimTimeout | BackpressureTimeout) and self.callers and not self.given_up:
+            self.wait()  # between the look and the record, something else changed: back to its place
+        elif outcome.error is not None:
+            self._refuse(outcome.error)
 
     def _listening(self) -> list[asyncio.Future[Any]]:
         return [caller for caller in self.callers if not caller.done()]  # one may be cancelled and not know it yet

@@ -41,7 +41,7 @@ class Directories:
         placed: set[int] = set()
         for placement in rows.placements:
             placed.update(np.frombuffer(placement.block, dtype=U64).tolist())
-        room = ROWS_REPLY_BYTES_MAX - rows.ByteSize()
+        room = -1
         for block_id in sorted(placed):
             record = self._core.block(block_id)
             if record is None:
@@ -54,7 +54,9 @@ class Directories:
                 block.extents.add(node=node, arena=arena, offset=offset, length=length, generation=generation)
             if block_id in sent:
                 sent.move_to_end(block_id)
-            elif len(record.directory) <= room:
+                continue
+            room = ROWS_REPLY_BYTES_MAX - rows.ByteSize() if room < 0 else room
+            if len(record.directory) <= room:
                 block.directory = record.directory
                 room -= len(record.directory)
                 sent[block_id] = None

@@ -93,7 +93,7 @@ def claim(state: State, request: pb.ClaimRequest, now: float, out: Effects) -> p
     partition, consumer = wanted.partition, wanted.take(slots)
     attempts = consumer.attempts[slots] + 1
     consumer.attempts[slots] = attempts
-    fields = tuple(request.fields) or tuple(partition.samples.columns)
+    fields = wanted.fields or tuple(partition.samples.columns)
     blocks = blocks_of(partition.samples, slots, fields)
     state.blocks.claim(blocks)
     granted = Claim(

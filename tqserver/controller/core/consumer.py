@@ -93,7 +93,10 @@ class Consumer:
             return
         if self.changes is not None and state in _SETTLED:
             self.changes.settle(self.name, slots, self._samples, consumed=state == CONSUMED)
-        self.counts -= np.bincount(self.state[slots], minlength=STATES)
+        if len(slots) == 1:
+            self.counts[self.state[slots.item()]] -= 1
+        else:
+            self.counts -= np.bincount(self.state[slots], minlength=STATES)
         self.counts[state] += len(slots)
         self.state[slots] = state
         if state == OPEN:

@@ -281,7 +281,7 @@ class Partition:
 
     def count_delivered(self, consumer: Consumer, slots: Slots, sign: int = 1) -> None:
         """Samples are granted to a consumer, or taken back (-1); those that it was given before do not count."""
-        self.admitted.delivered += sign * int(np.count_nonzero(consumer.attempts[slots] == 0))
+        self.admitted.delivered += sign * (len(slots) - int(np.count_nonzero(consumer.attempts[slots])))
 
     # Capacity.
 

@@ -209,7 +209,7 @@ def _make(state: State, wanted: Wanted, ranks: RankGroup, parts: dict[int, Slots
     request, partition = wanted.request, wanted.partition
     step = max(ranks.replica(dp_rank).next_step for dp_rank in parts)
     consumer = wanted.take(np.concatenate(list(parts.values())))
-    fields = tuple(request.fields) or tuple(partition.samples.columns)
+    fields = wanted.fields or tuple(partition.samples.columns)
     for dp_rank, slots in parts.items():
         replica = ranks.replica(dp_rank)
         replica.next_step = step + 1

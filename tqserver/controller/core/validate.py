@@ -374,20 +374,26 @@ def claim(request: controller_pb2.ClaimRequest, *, chosen: bool = False) -> tupl
 
     One whose rows are chosen may name a sampler that is gone: None.
     """
-    name("consumer", request.consumer)
-    names("field", request.fields, wire_limits.FIELDS_MAX)
+    _selection(request.consumer, tuple(request.fields), request.where)
     if request.batch_size or not request.max_tokens:
         _row_count("batch_size", request.batch_size, wire_limits.ROWS_PER_CLAIM_MAX)
     if bool(request.max_tokens) != bool(request.token_field):
         raise InvalidArgument("max_tokens and token_field: both, or neither")
     wait(request.wait_ms)
-    if len(request.where) > wire_limits.TAGS_BYTES_MAX:
-        raise InvalidArgument(f"where: {len(request.where)} bytes, at most {wire_limits.TAGS_BYTES_MAX}")
-    if request.where:
-        tag_map(request.where)
     if request.HasField("topology"):
         check_topology(request.topology)
     return None if chosen else sampler_of(request)
+
+
+@lru_cache(maxsize=256)
+def _selection(consumer: str, fields: tuple[str, ...], where: bytes) -> None:
+    """Checks what claims have in common that come again and again."""
+    name("consumer", consumer)
+    names("field", fields, wire_limits.FIELDS_MAX)
+    if len(where) > wire_limits.TAGS_BYTES_MAX:
+        raise InvalidArgument(f"where: {len(where)} bytes, at most {wire_limits.TAGS_BYTES_MAX}")
+    if where:
+        tag_map(where)
 
 
 def register_rank(request: controller_pb2.RegisterRankRequest) -> None:

@@ -62,16 +62,24 @@ class Bitmap:
 
     def discard(self, slots: Any) -> None:
         """Takes numbers out, whether they are members or not; `slots` as in `assign`."""
+        if isinstance(slots, np.ndarray) and len(slots) == 1:  # the claims of a stream: `first` finds the next at once
+            slot = slots.item()
+            self.count -= self.ready.item(slot)
+            self.ready[slot] = False
+            self.head += slot == self.head
+            return
         self.count -= int(np.count_nonzero(self.ready[slots]))
         self.ready[slots] = False
 
     def first(self, rows: int) -> NDArray[np.int64]:
         """Returns the lowest members, at most `rows` of them: int64 [n], ascending."""
         rows = min(rows, self.count)
+        if rows == 1 and self.ready[self.head]:
+            return np.array([self.head], dtype=np.int64)
         parts: list[NDArray[np.int64]] = []
         found, start, step = 0, self.head, min(CHUNK_ROWS, CHUNK_PER_ROW * rows)
         while found < rows:
-            part = np.flatnonzero(self.ready[start : start + step])[: rows - found] + start
+            part = self.ready[start : start + step].nonzero()[0][: rows - found] + start
             if not found and len(part):
                 self.head = int(part[0])
             parts.append(part)
@@ -86,7 +94,7 @@ class Bitmap:
         found, stop, step = 0, self.tail, min(CHUNK_ROWS, CHUNK_PER_ROW * rows)
         while found < rows:
             start = max(stop - step, 0)
-            part = np.flatnonzero(self.ready[start:stop])[::-1][: rows - found] + start
+            part = self.ready[start:stop].nonzero()[0][::-1][: rows - found] + start
             if not found and len(part):
                 self.tail = int(part[0]) + 1
             parts.append(part)

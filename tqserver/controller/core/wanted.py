@@ -33,6 +33,7 @@ class Wanted(NamedTuple):
     sample: SampleRequest
     budget: Budget | None
     limiter: RateLimiter | None
+    fields: tuple[str, ...]
     chosen: Slots | None = None
 
     @classmethod
@@ -51,7 +52,8 @@ class Wanted(NamedTuple):
                 f"session {session.session} holds {limits.CLAIMS_PER_SESSION_MAX} claims, the most it can: settle some"
             )
         consumer = partition.tracked(request.consumer)
-        view = partition.view(consumer, request.fields, request.where, unaborted=sampler.whole_groups(params))
+        fields = tuple(request.fields)
+        view = partition.view(consumer, fields, request.where, unaborted=sampler.whole_groups(params))
         sample = SampleRequest(
             batch_size=request.batch_size or wire_limits.ROWS_PER_CLAIM_MAX,
             final=partition.sealed and consumer.pending(view) == 0,
@@ -64,7 +66,7 @@ class Wanted(NamedTuple):
             limiter.check_batch(request.batch_size)
         budget = Budget(request.max_tokens, request.token_field) if request.max_tokens else None
         chosen = partition.samples.find(unpack_array(state.chosen, I64, what="chosen_ids")) if state.chosen else None
-        return cls(request, partition, consumer, view, sampler, sample, budget, limiter, chosen)
+        return cls(request, partition, consumer, view, sampler, sample, budget, limiter, fields, chosen)
 
     def choose(self) -> Slots | None:
         """Returns the rows that it would get now, in delivery order; None: it must wait."""
@@ -124,7 +126,7 @@ class Wanted(NamedTuple):
         consumer = self.partition.admit(self.request.consumer)
         surplus = self.sampler.surplus(slots, self.sample)
         self.partition.count_delivered(consumer, slots)
-        consumer.last_fields = tuple(sorted(self.request.fields))
+        consumer.last_fields = self.view.key.fields if self.fields else ()
         consumer.grants += 1
         consumer.move(surplus, SURPLUS)
         consumer.move(slots, LEASED)

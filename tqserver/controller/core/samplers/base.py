@@ -57,6 +57,8 @@ class Sampler(ABC):
             params: as the claim has them.
             batch_size: of the claim; 0: not limited.
         """
+        if not params:
+            return
         unknown = sorted(map(str, params.keys() - set(self.known)))
         if unknown:
             takes = f"the parameters {', '.join(self.known)}" if self.known else "no parameters"
