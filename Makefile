@@ -12,7 +12,9 @@ READY := $(VENV)/.ready
 CONSTRAINTS := deploy/constraints.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 
-.PHONY: help setup proto check test chaos cuda demo bench clean
+EXAMPLES := grpo-ddp dpo-pairs sft-warm-start rollout-bridge verl-replay-buffer
+
+.PHONY: help setup proto check test chaos cuda demo bench clean examples $(EXAMPLES)
 
 help:  ## this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -52,6 +54,11 @@ cuda: $(READY)  ## what needs a CUDA device, and a torch that was built for it
 
 demo: $(READY)  ## rollout, reward and trainer processes over a service on this machine
 	$(BIN)/python -m examples.grpo_addition $(ARGS)
+
+examples: $(EXAMPLES)  ## each in turn; alone by its name: make grpo-ddp, dpo-pairs, sft-warm-start, rollout-bridge, ...
+
+$(EXAMPLES): $(READY)
+	$(BIN)/python -m examples.$(subst -,_,$@) $(ARGS)
 
 bench: $(READY)  ## the service beside plain memory copies
 	$(BIN)/tq-bench run $(ARGS)

@@ -1,0 +1,1 @@
+"""GRPO in plain PyTorch: a `StreamingLoader` and DistributedDataParallel; `python -m examples.grpo_ddp` runs it."""
