@@ -57,6 +57,15 @@ def _parser() -> argparse.ArgumentParser:
     blocked.add_argument("--calls", type=int, default=2000, help="describe calls in each half (default 2000)")
     blocked.set_defaults(command=_claims)
 
+    bridges = commands.add_parser(
+        "bridge", parents=[parent], help="a rollout with and without its schedule, and by hand"
+    )
+    bridges.add_argument("--samples", type=int, default=256, help="of each rollout, in 4 shards (default 256)")
+    bridges.add_argument("--repeats", type=int, default=30, help="rounds that count (default 30)")
+    bridges.add_argument("--seed", type=int, default=0)
+    bridges.add_argument("--arena", default="1GiB", help="of the storage node (default 1GiB)")
+    bridges.set_defaults(command=_bridge)
+
     starts = commands.add_parser("start", parents=[parent], help="how soon the daemons serve")
     starts.add_argument("--repeats", type=int, default=5, help="starts of each (default 5)")
     starts.add_argument("--arena", default="1GiB", help="of the storage node (default 1GiB)")
@@ -136,6 +145,21 @@ def _claims(arguments: argparse.Namespace) -> dict[str, Any]:
         f"the controller by {result.controller_grown_bytes / MIB:.1f} MiB"
     )
     return {"claims": asdict(result)}
+
+
+def _bridge(arguments: argparse.Namespace) -> dict[str, Any]:
+    from benchmarks import bridge
+
+    result = bridge.run(
+        samples=arguments.samples, repeats=arguments.repeats, seed=arguments.seed, arena=arguments.arena
+    )
+    size = f"{result.samples} samples, {result.size_bytes / 1e6:.1f} MB"
+    table = Table(f"publish and fetch {size}", "ms: median (min–max)", "count")
+    for name, spread in result.ways.items():
+        table.add_row(name, str(spread), str(spread.count))
+    CONSOLE.print(table)
+    CONSOLE.print(f"with the schedule: × {result.schedule_ratio:.2f} without it, × {result.hand_ratio:.2f} by hand")
+    return {"bridge": asdict(result)}
 
 
 def _start(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from benchmarks import main
         (["run", "small", "--repeats", "2", "--arena", "64MiB"], "run"),
         (["claims", "--waiting", "20", "--calls", "20"], "claims"),
         (["start", "--repeats", "1", "--arena", "16MiB"], "start"),
+        (["bridge", "--samples", "10", "--repeats", "2", "--arena", "64MiB"], "bridge"),
     ],
 )
 def test_a_short_run_writes_its_figures(no_leaks: None, tmp_path: Path, command: list[str], key: str) -> None:
