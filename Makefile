@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 CONSTRAINTS := deploy/constraints.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 
-EXAMPLES := grpo-ddp dpo-pairs sft-warm-start rollout-bridge verl-replay-buffer
+EXAMPLES := grpo-ddp dpo-pairs sft-warm-start rollout-bridge verl-replay-buffer nemo-rl-data-plane roll-transfer-backend
 
 .PHONY: help setup proto check test chaos cuda demo bench clean examples $(EXAMPLES)
 

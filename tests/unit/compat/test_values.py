@@ -277,3 +277,18 @@ def test_micro_batches_that_are_refused(td: Any, size: int, error: type[Exceptio
     td = TensorDict({"x": torch.arange(2)}, batch_size=2) if td is None else td
     with pytest.raises(error):
         chunk_batch_fn(td, BatchMeta([1, 2], ["p", "p"]), size)
+
+
+def test_an_array_of_python_values_is_one_value_per_row() -> None:
+    turns = np.empty(2, dtype=object)
+    turns[:] = [["a", {"b": 1}], None]
+    fields = TensorDict({"turns": turns, "text": np.array(["x", "yy"])}, batch_size=[2])
+    assert [to_columns(fields)[name].values for name in ("turns", "text")] == [[["a", {"b": 1}], None], ["x", "yy"]]
+
+
+def test_a_value_that_is_no_column_is_that_of_every_row() -> None:
+    vector = np.array([1, 2])
+    fields = TensorDict({"v": NonTensorData(vector, batch_size=[2]), "s": NonTensorData("ab", batch_size=[2])}, [2])
+    columns = to_columns(fields)
+    assert [each.tolist() for each in columns["v"].values] == [[1, 2], [1, 2]]
+    assert columns["s"].values == ["ab", "ab"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from tqclient.codec import Records
@@ -44,8 +45,10 @@ def to_columns(fields: Any) -> dict[str, Any]:
 
 
 def _column(value: Any) -> Any:
-    from tensordict import TensorDictBase, is_non_tensor
+    from tensordict import NonTensorData, TensorDictBase, is_non_tensor
 
+    if isinstance(value, NonTensorData) and _is_array_of_rows(value.data, value.batch_size):
+        return Records(list(value.data))
     if is_non_tensor(value):
         return Records(value.tolist())
     if isinstance(value, TensorDictBase | Mapping):
@@ -57,6 +60,11 @@ def _column(value: Any) -> Any:
     if value.is_nested:
         return _nested(value)
     return value if value.ndim < 2 else as_jagged(value)
+
+
+def _is_array_of_rows(value: Any, batch_size: Sequence[int]) -> bool:
+    """Whether it is an array of strings or Python values, one per row: a TensorDict keeps it whole, as one value."""
+    return isinstance(value, np.ndarray) and value.dtype.kind in "OSU" and value.shape[:1] == tuple(batch_size[:1])
 
 
 def _rows(name: str, values: list[Any]) -> Any:

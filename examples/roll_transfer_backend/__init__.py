@@ -1,0 +1,1 @@
+"""Batches by reference over ROLL's transfer backend; `python -m examples.roll_transfer_backend`."""
