@@ -119,8 +119,8 @@ class Partition:
                 part.put(generate(prompts))
 
         Once every producer is gone, and the last of them died without leaving the block or closing its client, claims
-        that would wait raise `ProducersGone`, until another one registers or the partition is sealed. A client whose
-        session was lost registers again by itself.
+        that would wait raise `ProducersGone`, until another one registers or the partition is sealed; if it dies after
+        that, claims that wait for a field do. A client whose session was lost registers again by itself.
         """
         return Producer(self._client, self._ref)
 

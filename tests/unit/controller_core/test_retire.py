@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from tests.model.driver import Driver, claim_request, ids, unpack
-from tqclient.errors import PartitionExists, ProducersGone, SampleNotFound, Sealed
+from tests.model.driver import Driver, claim_request, client_id, ids, unpack
+from tqclient.errors import ClaimTimeout, PartitionExists, ProducersGone, SampleNotFound, Sealed
 from tqclient.policy import Policy
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import journal_pb2
@@ -150,6 +150,11 @@ def end(driver: Driver, session: int) -> None:
     driver.journal(journal_pb2.Command(end_session=journal_pb2.EndSession(session=session)))
 
 
+def on_behalf_of(request: pb.ClaimRequest, session: int) -> pb.ClaimRequest:
+    request.mutation.client_id, request.mutation.session = client_id(1), session
+    return request
+
+
 def refusal(driver: Driver, session: int, partition: int, batch: int) -> object:
     return driver.send("claim", claim_request(partition, batch), session=session).error
 
@@ -171,6 +176,36 @@ def test_claims_fail_once_the_last_producer_died(driver: Driver, session: int) -
     assert restored(driver).describe_partition(partition).producers == 0
     seal(driver, session, partition)
     assert len(unpack(driver.claim(session, partition, 4).rows.ids)) == 2
+
+
+def test_claims_for_a_field_fail_once_its_last_producer_died_after_the_seal(driver: Driver, session: int) -> None:
+    partition = driver.partition(session)
+    rollout, scorer = driver.open(2), driver.open(3)
+    register(driver, rollout, partition, client=2)
+    rows = driver.put(session, partition, 3, ["a"])
+    end(driver, rollout)
+    seal(driver, session, partition)
+    wanted = {"batch": 2, "fields": ["a", "score"]}
+
+    def refused() -> object:
+        return driver.send("claim", claim_request(partition, **wanted), session=session).error
+
+    assert isinstance(refused(), ClaimTimeout)  # the seal dealt with that death
+    register(driver, scorer, partition, client=3)
+    driver.put(session, partition, 1, ["score"], ids=rows[:1])
+    assert isinstance(refused(), ClaimTimeout)
+    end(driver, scorer)
+    seal(driver, session, partition)  # it is sealed already
+    error = refused()
+    assert isinstance(error, ProducersGone)
+    assert "1 samples are ready" in str(error)
+    assert "2 lack a field. Write the fields" in str(error)
+    with pytest.raises(ProducersGone):
+        restored(driver).readiness(on_behalf_of(claim_request(partition, **wanted), session))
+    assert unpack(driver.claim(session, partition, 1, ["a", "score"]).rows.ids) == rows[:1]
+    driver.put(session, partition, 2, ["score"], ids=rows[1:])
+    assert unpack(driver.claim(session, partition, **wanted).rows.ids) == rows[1:]
+    assert isinstance(refused(), ClaimTimeout)  # what is leased may come again
 
 
 def test_a_producer_that_left_in_good_order_leaves_claims_waiting(driver: Driver, session: int) -> None:

@@ -35,7 +35,7 @@ class Readiness(Enum):
 def _readiness(wanted: Wanted) -> Readiness:
     if ranks.ready(wanted) if wanted.request.HasField("topology") else wanted.has():
         return Readiness.READY
-    if wanted.partition.producers_died and not wanted.partition.sealed:
+    if wanted.orphaned:
         raise wanted.unmet()
     return Readiness.DRAINED if wanted.drained else Readiness.WAIT
 

@@ -60,6 +60,7 @@ def seal_partition(state: State, request: pb.SealPartitionRequest, now: float, o
     partition = state.partition(request.partition_id)
     if not partition.sealed:
         partition.sealed = True
+        partition.producers_died = False  # whoever seals knows; from here on, those count that write fields
         partition.changes.add(partition_changed(partition))
         # Puts that wait for room are told at once that there will be none.
         out += (effects.ReadinessChanged(partition.partition_id), effects.RoomChanged(partition.partition_id))

@@ -42,7 +42,7 @@ class Partition:
         admitted: what was put, delivered, and is running.
         shards: metadata of each shard, opaque to the controller.
         producers: live sessions that are registered as producers.
-        producers_died: every producer is gone, and the last of them died.
+        producers_died: every producer is gone, and the last of them died; of a sealed partition: after that.
         changes: what changed lately; volatile.
         final: its last description, once it is retired; its samples are gone.
         live_versions: weight versions of live samples; None: no policy asks for them.

@@ -99,16 +99,22 @@ class Wanted(NamedTuple):
         """Whether one that must wait now would wait for ever. Groups that stay incomplete are never handed out."""
         return self.sample.final and not self.consumer.counts[LEASED]
 
+    @property
+    def orphaned(self) -> bool:
+        """Whether nobody is left to make what it waits for: samples, or in a sealed partition their fields."""
+        return self.partition.producers_died and not self.sample.final
+
     def unmet(self) -> TQError:
         """Returns why it is not granted."""
         request, partition = self.request, self.partition
         if self.drained:
             return Sealed(f"{partition} is sealed, and consumer {request.consumer!r} has had all of it")
-        if partition.producers_died and not partition.sealed:
+        if self.orphaned:
+            remedy = "Write the fields, or clear those samples" if partition.sealed else "seal() delivers the rest"
             return ProducersGone(
                 f"{partition}: every producer is gone, and the last of them died; {self.view.count} samples are ready "
-                f"for consumer {request.consumer!r}, {request.batch_size or f'{request.max_tokens} tokens'} wanted. "
-                "seal() delivers the rest; or start a producer"
+                f"for consumer {request.consumer!r}, {request.batch_size or f'{request.max_tokens} tokens'} wanted, "
+                f"{self.consumer.pending(self.view)} lack a field. {remedy}; or start a producer"
             )
         return ClaimTimeout(
             f"{partition}: {self.view.count} samples are ready for consumer {request.consumer!r}, "
