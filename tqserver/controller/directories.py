@@ -36,11 +36,11 @@ class Directories:
         Raises:
             LeaseExpired: a block is gone: the reply is a recorded one, and its claim has ended.
         """
-        # A recorded reply may be asked for when its session has ended: nothing would remove an entry made then.
-        sent = self._sent.setdefault(session, OrderedDict()) if self._core.is_live(session) else OrderedDict()
+        sent = self._sent_to(session)
         placed: set[int] = set()
         for placement in rows.placements:
             placed.update(np.frombuffer(placement.block, dtype=U64).tolist())
+        self._drop_gone(sent, 1 + len(placed))  # more than are added: it catches up
         room = -1
         for block_id in sorted(placed):
             record = self._core.block(block_id)
@@ -62,6 +62,23 @@ class Directories:
                 sent[block_id] = None
                 if len(sent) > SENT_PER_SESSION_MAX:
                     sent.popitem(last=False)
+
+    def _sent_to(self, session: int) -> OrderedDict[int, None]:
+        """Returns the blocks that a session was sent."""
+        sent = self._sent.get(session)
+        if sent is None:
+            sent = OrderedDict()
+            # A recorded reply may be asked for when its session has ended: nothing would remove an entry made then.
+            if self._core.is_live(session):
+                self._sent[session] = sent
+        return sent
+
+    def _drop_gone(self, sent: OrderedDict[int, None], looks: int) -> None:
+        """Forgets blocks that are gone. It looks at a few each time, in turns."""
+        for _ in range(min(looks, len(sent))):
+            block_id, _ = sent.popitem(last=False)
+            if self._core.block(block_id) is not None:
+                sent[block_id] = None
 
     def get(self, session: int, block_ids: bytes) -> common_pb2.Packed:
         """Returns directories in the order asked for.

@@ -11,6 +11,7 @@ import pytest
 
 from tests.model.driver import ARENA, NODE, Driver, client_id
 from tqclient.errors import InvalidArgument
+from tqclient.wire.packing import I64, pack_array
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import journal_pb2
 from tqserver.controller.core import Outcome
@@ -151,6 +152,22 @@ def test_directories_are_sent_once_to_a_session_and_nothing_is_kept_of_one_that_
     directories.session_ended(session)
     assert [sent(session), sent(session), sent(99)] == [[b"directory"]] * 3  # a recorded reply is repeated all the same
     assert list(directories._sent) == [other]
+
+
+def test_directories_of_blocks_that_are_gone_are_forgotten() -> None:
+    driver = Driver()
+    session = driver.open()
+    p = driver.partition(session, keep=True)
+    directories = Directories(driver.core)
+    kept = driver.put(session, p, 1)
+    for _ in range(20):
+        ids = driver.put(session, p, 1)
+        reply = driver.claim(session, p, 1)
+        directories.fill_in(session, reply.rows)
+        driver.settle(session, reply.claim_id)
+        gone = [each for each in ids if each not in kept]
+        driver.ok("clear", pb.ClearRequest(partition_id=p, ids=pack_array(gone, I64)), session=session)
+    assert len(directories._sent[session]) <= 2  # the one that is there, and the last
 
 
 class LatePipeline:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.model.driver import Driver, ids, unpack
 from tqclient.wire.packing import unpack_strings
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import journal_pb2
 from tqserver.controller.core import limits
-from tqserver.controller.core.changes import Changes
+from tqserver.controller.core.changes import Changes, Late, removed, tagged, written
+from tqserver.controller.core.samples import SampleTable
 
 
 def test_a_watcher_is_told_what_came_after_what_it_saw(driver: Driver, session: int) -> None:
@@ -158,3 +164,35 @@ def test_one_who_lags_is_served_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not changes.end_command(9)
     assert [each.sequence for each in changes.after(3) or ()] == [4, 4, 6, 6]
     assert [each.sequence for each in changes.after(6) or ()] == [8, 8]
+
+
+TELL: dict[str, Callable[[SampleTable, NDArray[np.int64]], list[Late]]] = {
+    "written": lambda samples, slots: written(samples, slots, ["a"], added=True),
+    "tagged": tagged,
+    "removed": removed,
+}
+
+
+@pytest.mark.parametrize("rows", [1, 64, 1000])
+@pytest.mark.parametrize("kind", [*TELL, "settled"])
+def test_what_is_kept_is_what_is_counted(kind: str, rows: int) -> None:
+    """A message of a few bytes takes a kilobyte: the controller would grow far beyond its limit."""
+    samples, slots = SampleTable(), np.arange(rows)
+    samples.reserve(rows)
+    samples.append(1 + slots, None)
+    samples.tags = [b"\x81\xa1t\x01"] * rows
+    changes = Changes(0)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for sequence in range(1, 201):
+            if kind == "settled":
+                changes.settle("x", slots, samples, consumed=True)
+            else:
+                changes.add(*TELL[kind](samples, slots))
+            changes.end_command(sequence)
+        kept = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert 0.5 * changes._bytes < kept < 1.5 * changes._bytes
+    assert all(isinstance(each, Late) for group in changes._groups for each in group)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +21,20 @@ if TYPE_CHECKING:
 
 Ids = NDArray[np.int64]
 T = TypeVar("T")
+LATE_BYTES: Final = 600
+"""Of objects that a change consists of until it is a message, at least."""
+REFERENCES_BYTES: Final = 16
+"""Of the two lists that its keys and tags are in, for each row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """A change that becomes a message when somebody reads it, which is seldom: puts are many.
+    """A change that becomes a message when somebody reads it, which is seldom: puts and acks are many, and a message of
+    a few bytes takes a kilobyte.
 
     Attributes:
         make: returns the message.
-        size_bytes: about how large that is.
+        size_bytes: about what is kept for it.
     """
 
     make: Callable[[], pb.Change]
@@ -59,9 +65,9 @@ class Changes:
     def settle(self, consumer: str, slots: Ids, samples: SampleTable, *, consumed: bool) -> None:
         """A consumer consumed samples, or they were dropped for it."""
         kind = "consumed" if consumed else "dropped"
-        for part in _by_rows(slots):
-            packed = pack_array(samples.ids[part], I64)
-            self.add(pb.Change(settled=pb.Change.Settled(consumer=consumer, **{kind: packed})))
+        self.add(
+            *_of_ids(samples, slots, lambda ids: pb.Change(settled=pb.Change.Settled(consumer=consumer, **{kind: ids})))
+        )
 
     def end_command(self, sequence: int) -> bool:
         """The command was applied; says whether it changed anything here."""
@@ -116,10 +122,15 @@ class Changes:
         return messages
 
 
-def removed(samples: SampleTable, slots: Ids) -> list[pb.Change]:
+def removed(samples: SampleTable, slots: Ids) -> list[Late]:
     """Samples are about to go."""
-    ids = samples.ids
-    return [pb.Change(removed=pb.Change.Removed(ids=pack_array(ids[part], I64))) for part in _by_rows(slots)]
+    return _of_ids(samples, slots, lambda ids: pb.Change(removed=pb.Change.Removed(ids=ids)))
+
+
+def _of_ids(samples: SampleTable, slots: Ids, message: Callable[[bytes], pb.Change]) -> list[Late]:
+    """Returns changes that say nothing of samples but their ids, which are copied now."""
+    packed = [pack_array(samples.ids[part], I64) for part in _by_rows(slots)]
+    return [Late(partial(message, ids), LATE_BYTES + len(ids)) for ids in packed]
 
 
 def written(samples: SampleTable, slots: Ids, fields: Iterable[str], *, added: bool) -> list[Late]:
@@ -133,18 +144,21 @@ def written(samples: SampleTable, slots: Ids, fields: Iterable[str], *, added: b
             )
             return pb.Change(written=change)
 
-        return Late(make, ids.nbytes + _size_bytes(keys, tags))
+        return Late(make, LATE_BYTES + ids.nbytes + REFERENCES_BYTES * len(ids) + _size_bytes(keys, tags))
 
     return [late(samples.ids[part], keys, tags) for part, keys, tags in _by_size(samples.keys, samples.tags, slots)]
 
 
-def tagged(samples: SampleTable, slots: Ids) -> list[pb.Change]:
+def tagged(samples: SampleTable, slots: Ids) -> list[Late]:
     """Samples have other tags now."""
-    told = []
-    for part, _, tags in _by_size(samples.keys, samples.tags, slots):
-        change = pb.Change.Tagged(ids=pack_array(samples.ids[part], I64), tags=pack_blobs(tags))
-        told.append(pb.Change(tagged=change))
-    return told
+
+    def late(ids: Ids, tags: list[bytes]) -> Late:
+        def make() -> pb.Change:
+            return pb.Change(tagged=pb.Change.Tagged(ids=pack_array(ids, I64), tags=pack_blobs(tags)))
+
+        return Late(make, LATE_BYTES + ids.nbytes + REFERENCES_BYTES * len(ids) + _size_bytes([], tags))
+
+    return [late(samples.ids[part], tags) for part, _, tags in _by_size(samples.keys, samples.tags, slots)]
 
 
 class Listing:
