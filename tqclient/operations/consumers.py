@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tqclient.arguments import Tags, name_of, names_of, tags_filter
-from tqclient.errors import InvalidArgument, TopologyMismatch
+from tqclient.errors import InvalidArgument, TopologyMismatch, Unavailable
 from tqclient.info import PartitionRef
 from tqclient.operations.effects import CONTROLLER, Deadline, Operation, call, pause
 from tqclient.operations.sessions import in_session
@@ -124,17 +124,21 @@ def register_under(state: ClientState, consumer: ConsumerRef, session: Session, 
     )
     patience = Deadline(min(deadline.remaining(), REGISTER_LEASES * session.lease_ms / 1000), state.clock)
     backoff = state.backoff()
-    warned = False
+    refused: TopologyMismatch | None = None
     while True:
         number = state.requests.take()
         request.mutation.CopyFrom(state.mutation(number, session))
         try:
             reply = yield from call(CONTROLLER, "RegisterRank", request, deadline, state.rng)
         except TopologyMismatch as error:
-            if not warned:
+            if refused is None:
                 _log.warning("%s: %s; trying again until a dead rank's lease has run out", consumer.label, error)
-                warned = True
+            refused = error
             yield from pause(backoff, patience, error)
+        except Unavailable as silent:
+            if refused is None:
+                raise
+            raise refused from silent  # the last try had too little time; why the place was not to be had is known
         else:
             consumer.registration.session = session.session
             registered: int = reply.registered

@@ -13,7 +13,7 @@ import tqclient as tq
 from tests.unit.client.fakes import LEASE_MS, FakeService
 from tqclient.arguments import RowArguments
 from tqclient.batch import BatchData
-from tqclient.errors import InvalidArgument, LeaseExpired, TopologyMismatch
+from tqclient.errors import InvalidArgument, LeaseExpired, TopologyMismatch, Unavailable
 from tqclient.info import PartitionRef
 from tqclient.operations.claims import claim, settle
 from tqclient.operations.consumers import ConsumerRef, register
@@ -142,6 +142,22 @@ def test_the_deadline_of_a_claim_ends_the_wait_for_its_place(filled: FakeService
         do_claim(filled, consumer(ref, topology=RANK), timeout=2.0)
     assert filled.clock.now - start <= 2.1
     assert asked(filled, "Claim") == []
+
+
+def test_a_last_try_without_an_answer_does_not_hide_why_the_place_is_not_to_be_had(
+    filled: FakeService, ref: PartitionRef
+) -> None:
+    def late() -> None:
+        filled.clock.now += 60.0
+
+    filled.fault("RegisterRank", TopologyMismatch("session 99 holds it"))
+    filled.fault("RegisterRank", Unavailable("DEADLINE_EXCEEDED"), before=late)
+    with pytest.raises(TopologyMismatch, match="session 99") as caught:
+        do_claim(filled, consumer(ref, topology=RANK), timeout=2.0)
+    assert isinstance(caught.value.__cause__, Unavailable)
+    filled.fault("RegisterRank", Unavailable("DEADLINE_EXCEEDED"), before=late)
+    with pytest.raises(Unavailable):
+        do_claim(filled, consumer(ref, topology=RANK), timeout=2.0)
 
 
 def test_a_session_that_ends_while_a_rank_registers_is_opened_again(filled: FakeService, ref: PartitionRef) -> None:
