@@ -12,10 +12,8 @@ import torch
 
 import tqclient
 import tqclient.compat.transfer_queue as tq
-from tests.process.transfer_queue_rig import lists, tensors
+from tests.process.transfer_queue_rig import connected, lists, tensors
 from tqserver.local import LocalCluster
-
-_numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +25,8 @@ def address() -> Iterator[str]:
 @pytest.fixture
 def name(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A partition of the test's own; the process is connected."""
-    monkeypatch.setenv("TQ_CONTROLLER", address)
-    tq.init({})
-    yield f"train/{next(_numbers)}"
-    tq.close()
+    with connected(address, monkeypatch) as partition:
+        yield partition
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import multiprocessing
 import threading
 import time
@@ -17,11 +16,9 @@ from tensordict import NonTensorStack, TensorDict
 import tqclient
 import tqclient.compat.transfer_queue as tq
 from tests.harness.supervisor import wait_until
-from tests.process.transfer_queue_rig import lists, tensors
+from tests.process.transfer_queue_rig import connected, lists, tensors
 from tqclient.compat.transfer_queue import config, lookup
 from tqserver.local import LocalCluster
-
-_numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +30,8 @@ def address() -> Iterator[str]:
 @pytest.fixture
 def name(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A partition of the test's own; the process is connected."""
-    monkeypatch.setenv("TQ_CONTROLLER", address)
-    tq.init({})
-    yield f"train/{next(_numbers)}"
-    tq.close()
+    with connected(address, monkeypatch) as partition:
+        yield partition
 
 
 @pytest.fixture

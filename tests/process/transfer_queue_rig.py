@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from tensordict import TensorDict
+
+import tqclient.compat.transfer_queue as tq
+
+_numbers = itertools.count()
+
+
+@contextmanager
+def connected(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Connects this process; the name is that of a partition of the test's own."""
+    monkeypatch.setenv("TQ_CONTROLLER", address)
+    tq.init({})
+    yield f"train/{next(_numbers)}"
+    tq.close()
 
 
 def tensors(rows: int, width: int = 3) -> Any:

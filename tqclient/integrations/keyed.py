@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from tqclient.compat.transfer_queue.columns import MARKER, rows_of, to_tensordict
+from tqclient.compat.transfer_queue.columns import marked, rows_of, to_tensordict
 from tqclient.compat.transfer_queue.connection import Connection
 from tqclient.compat.transfer_queue.errors import StorageKeyNotFoundError
 from tqclient.consumer import Batch
@@ -73,7 +73,7 @@ class KeyedSamples(Connection):
             raise InvalidArgument(f"{where}: {len(tags)} tags for {len(keys)} keys: give one dict per row, or None")
         if not keys:
             return
-        complete = {**columns, MARKER: torch.zeros(len(keys), dtype=torch.uint8)}
+        complete = marked(columns, len(keys))
         self.on(
             partition,
             lambda part, _: part.put(

@@ -14,8 +14,8 @@ from tqclient import limits
 from tqclient.compat.transfer_queue import lookup, tags
 from tqclient.compat.transfer_queue.batch_meta import BatchMeta
 from tqclient.compat.transfer_queue.columns import (
-    MARKER,
     describe,
+    marked,
     parse,
     rows_of,
     select_rows,
@@ -176,7 +176,7 @@ class TransferQueueClient(Keys):
 
     def _insert(self, columns: Mapping[str, Any], rows: int, name: str, fields: list[str]) -> BatchMeta:
         size = self.settings.sampler.group_size
-        complete = {**columns, MARKER: torch.zeros(rows, dtype=torch.uint8)}
+        complete = marked(columns, rows)
 
         def insert(part: Partition, _: Ledger) -> BatchMeta:
             if size == 1:

@@ -44,6 +44,11 @@ def to_columns(fields: Any) -> dict[str, Any]:
     return columns
 
 
+def marked(columns: Mapping[str, Any], rows: int) -> dict[str, Any]:
+    """Returns columns with the marker, to be put."""
+    return {**columns, MARKER: torch.zeros(rows, dtype=torch.uint8)}
+
+
 def _column(value: Any) -> Any:
     from tensordict import NonTensorData, TensorDictBase, is_non_tensor
 

@@ -10,7 +10,7 @@ import torch
 
 from tqclient.compat.transfer_queue import lookup, tags
 from tqclient.compat.transfer_queue.batch_meta import BatchMeta
-from tqclient.compat.transfer_queue.columns import MARKER, describe, select_rows, to_tensordict
+from tqclient.compat.transfer_queue.columns import MARKER, describe, marked, select_rows, to_tensordict
 from tqclient.compat.transfer_queue.config import names
 from tqclient.compat.transfer_queue.connection import Connection, twin
 from tqclient.compat.transfer_queue.errors import StorageKeyNotFoundError
@@ -76,7 +76,7 @@ class Keys(Connection):
         self, keys: list[str], partition_id: str, columns: Mapping[str, Any], given: list[dict[str, Any]] | None
     ) -> None:
         """Puts fields and tags under keys, those of new samples and of samples that exist, all at once."""
-        complete = {**columns, MARKER: torch.zeros(len(keys), dtype=torch.uint8)}
+        complete = marked(columns, len(keys))
         encoded = None if given is None else [tags.encode(each) for each in given]
         size = self.settings.sampler.group_size
 
