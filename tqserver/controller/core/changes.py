@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,9 @@ from tqclient.wire.packing import I64, pack_array, pack_blobs, pack_strings
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1.common_pb2 import Packed
 from tqserver.controller.core import limits
-
-if TYPE_CHECKING:
-    from tqserver.controller.core.samples import SampleTable
+from tqserver.controller.core.samples import SampleTable, picked
 
 Ids = NDArray[np.int64]
-T = TypeVar("T")
 LATE_BYTES: Final = 600
 """Of objects that a change consists of until it is a message, at least."""
 REFERENCES_BYTES: Final = 16
@@ -197,7 +194,7 @@ def _by_rows(slots: Ids) -> Iterator[Ids]:
 def _by_size(keys: list[str], tags: list[bytes], slots: Ids) -> Iterator[tuple[Ids, list[str], list[bytes]]]:
     """Cuts samples into parts that fit a message each, with their keys and tags."""
     for rows in _by_rows(slots):
-        named, tagged = _chosen(keys, rows), _chosen(tags, rows)
+        named, tagged = picked(keys, rows), picked(tags, rows)
         if _size_bytes(named, tagged) <= limits.CHANGE_BYTES_MAX:  # as good as always
             yield rows, named, tagged
             continue
@@ -211,16 +208,9 @@ def _by_size(keys: list[str], tags: list[bytes], slots: Ids) -> Iterator[tuple[I
             start = stop
 
 
-def _chosen(values: list[T], rows: Ids) -> list[T]:
-    first, last = int(rows[0]), int(rows[-1])
-    if last - first + 1 == len(rows) and bool((rows[1:] > rows[:-1]).all()):  # new samples lie side by side
-        return values[first : last + 1]
-    return [values[slot] for slot in rows.tolist()]
-
-
 def _size_bytes(keys: list[str], tags: list[bytes]) -> int:
     """At most; a character has 4 bytes at most."""
-    return 4 * sum(map(len, keys)) + sum(map(len, tags))
+    return 4 * len("".join(keys)) + len(b"".join(tags))
 
 
 def _packed_keys(keys: list[str]) -> Packed | None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tqclient.wire.packing import I64, U32, U64, pack_array, pack_blobs
 from tqclient.wire.v1 import common_pb2
-from tqserver.controller.core.samples import SampleTable, Slots
+from tqserver.controller.core.samples import SampleTable, Slots, picked
 
 
 def write_rows(
@@ -30,8 +30,7 @@ def write_rows(
     """
     rows.ids = pack_array(samples.ids[slots], I64)
     _place(rows, samples, slots, fields)
-    chosen = slots.tolist()
-    keys = [samples.keys[slot] for slot in chosen]
+    keys = picked(samples.keys, slots)
     if any(keys):
         rows.keys.CopyFrom(pack_blobs([key.encode() for key in keys]))
     values = samples.group_values
@@ -41,7 +40,7 @@ def write_rows(
     if np.count_nonzero(samples.version_min[slots] >= 0):
         rows.version_min = pack_array(samples.version_min[slots], I64)
         rows.version_max = pack_array(samples.version_max[slots], I64)
-    tags = [samples.tags[slot] for slot in chosen]
+    tags = picked(samples.tags, slots)
     if any(tags):
         rows.tags.CopyFrom(pack_blobs(tags))
     if attempts is not None:
@@ -63,5 +62,6 @@ def blocks_of(samples: SampleTable, slots: Slots, fields: tuple[str, ...]) -> li
     """Returns the ids of the blocks that hold these fields of these samples, each once, ascending."""
     found: set[int] = set()
     for name in fields:
-        found.update(samples.columns[name].block[slots].tolist())
+        block = samples.columns[name].block[slots]
+        found.update(block[:1].tolist(), block[1:][block[1:] != block[:-1]].tolist())  # one of each run
     return sorted(found)

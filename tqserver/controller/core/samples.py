@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,35 @@ from tqserver.controller.core.groups import DeclaredSizes, Members
 
 Slots = NDArray[np.int64]
 LENGTH_UNKNOWN: Final = (1 << 32) - 1
+_SHARD: Final = tags.SHARD.encode()
+
+T = TypeVar("T")
+
+
+def picked(values: list[T], slots: Slots) -> list[T]:
+    """Returns the entries of some slots. Samples that were put together lie side by side: those are one slice."""
+    span = _span(slots)
+    return values[span] if span is not None else [values[slot] for slot in slots.tolist()]
+
+
+def _fill(values: list[T], slots: Slots, value: T) -> None:
+    """Sets the entries of some slots to one value."""
+    span = _span(slots)
+    if span is not None:
+        values[span] = [value] * len(slots)
+        return
+    for slot in slots.tolist():
+        values[slot] = value
+
+
+def _span(slots: Slots) -> slice | None:
+    """Returns the slots as a slice, where they follow each other."""
+    if not len(slots):
+        return slice(0, 0)
+    first, last = int(slots[0]), int(slots[-1])
+    if last - first + 1 != len(slots) or (last > first and not bool((slots[1:] > slots[:-1]).all())):
+        return None
+    return slice(first, last + 1)
 
 
 @dataclass(slots=True)
@@ -199,8 +228,9 @@ class SampleTable:
         return self.length_ranges.get(field)
 
     def _count_shards(self, slots: Slots, sign: int) -> None:
-        named = Counter(own for slot in slots.tolist() if tags.SHARD.encode() in (own := self.tags[slot]))
-        for own, count in named.items():
+        for own, count in Counter(picked(self.tags, slots)).items():  # of many samples, few differ
+            if _SHARD not in own:
+                continue
             shard = tags.shard(own)
             if shard is None:
                 continue
@@ -376,14 +406,19 @@ class SampleTable:
         self._count_shards(slots, -1)
         self.alive[slots] = False
         self._count_groups(self.group[slots], -1)
-        keys, key_ids = self.keys, self.key_ids
-        for slot in slots.tolist():
-            self.tags[slot] = b""
-            if keys[slot]:
-                del key_ids[keys[slot]]
-                keys[slot] = ""
+        self._forget_names(slots)
         self.live -= len(slots)
         return np.concatenate(blocks) if blocks else np.empty(0, dtype=np.uint64)
+
+    def _forget_names(self, slots: Slots) -> None:
+        """Drops the keys and tags of samples."""
+        named = [key for key in picked(self.keys, slots) if key]
+        if named:
+            key_ids = self.key_ids
+            for key in named:
+                del key_ids[key]
+        _fill(self.keys, slots, "")
+        _fill(self.tags, slots, b"")
 
     def slots(self) -> Slots:
         """Returns the slots of all samples, ascending."""
