@@ -62,7 +62,7 @@ class Window:
         used: bytes that were cut so far.
         pending: extents whose put is still under way.
         holes: (offset, length) of extents whose put was refused: they were never committed and may be cut again.
-        whole: reserved for one put; closed right behind it.
+        whole: reserved for one put, after which nothing more is cut from it.
     """
 
     spot: Spot
@@ -81,6 +81,14 @@ class Window:
     def one_sided(self) -> bool:
         """Whether it is written through the node's engine, which takes no notice of the end of a session."""
         return bool(self.spot.segment)
+
+    @property
+    def keeps_room(self) -> bool:
+        """Whether closing it gives anything back, or tells of the end of a one-sided writer.
+
+        A window that was cut to its end is no more once all of that is committed.
+        """
+        return self.used < self.length or self.one_sided
 
     def cut(self, length: int) -> Cut | None:
         """Takes an extent from a hole or from the rest; None when neither is long enough."""
@@ -196,8 +204,7 @@ class WindowPool:
                 cut.window.settle(cut, fate)
             for window in {id(cut.window): cut.window for cut in cuts}.values():
                 window.retired |= window.whole
-                if window.retired and window.pending == 0:
-                    self._closing.append(window)
+                self._close_if_done(window)
 
     def drift(self, cut: Cut, transport: NodeTransport) -> None:
         """Leaves the end of a put open: it was given up, and a one-sided transfer to the extent may be under way.
@@ -225,8 +232,16 @@ class WindowPool:
         self._open[window.spot].remove(window)
         if not self._open[window.spot]:
             del self._open[window.spot]
-        if window.pending == 0:
+        self._close_if_done(window)
+
+    def _close_if_done(self, window: Window) -> None:
+        if window.retired and window.pending == 0 and window.keeps_room:
             self._closing.append(window)
+
+    @property
+    def wants_closing(self) -> bool:
+        """Whether `take_closing` would return any."""
+        return bool(self._closing)
 
     def take_closing(self) -> list[Window]:
         """Returns the windows that are done with; they are the caller's to close."""

@@ -222,8 +222,8 @@ def settle_room(state: ClientState, placed: Placed, fate: Fate, underway: Sequen
         give_up(state, settled)
     else:
         state.windows.settle([target.cut for target in settled], fate)
-    if any(target.cut.window.whole for target in placed.all()):
-        state.wake.set()  # the heartbeat closes it; a put that is done need not wait for that
+    if state.windows.wants_closing:
+        state.wake.set()  # the heartbeat closes them; a put that is done need not wait for that
 
 
 class _WriteFailed(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,6 +29,7 @@ from tqclient.info import PartitionRef
 from tqclient.operations.effects import CONTROLLER, Call, Operation, Sleep, Work
 from tqclient.state import ClientState
 from tqclient.transport.base import Place
+from tqclient.windows import aligned
 from tqclient.wire.packing import I64, U8, U32, U64, pack_array, pack_blobs, unpack_array, unpack_strings
 from tqclient.wire.v1 import common_pb2, storage_pb2
 from tqclient.wire.v1 import controller_pb2 as pb
@@ -149,7 +150,7 @@ class FakeNode:
         condition: `well`; `away`: calls fail at once; `hung`: calls fail when their time is up.
         full: has room for nothing.
         longest_bytes: of one piece.
-        windows: generation → offset, length.
+        windows: generation → offset, length, until all of it is sealed or it is closed.
         closings: of windows, as they were asked for.
     """
 
@@ -166,6 +167,7 @@ class FakeNode:
         self.longest_bytes = ARENA_BYTES
         self.windows: dict[int, tuple[int, int]] = {}
         self.kept = [0]  # ends of what closed windows keep
+        self.sealed: Counter[int] = Counter()  # generation → bytes
         self.granted = 0
         self.closings: list[storage_pb2.CloseWindowRequest] = []
         self.transport = FakeTransport(self)
@@ -212,6 +214,14 @@ class FakeNode:
         self.windows[window.generation] = (window.offset, window.length)
         self.free_offset += request.length
         return window
+
+    def seal(self, extent: common_pb2.Extent) -> None:
+        """A commit was applied."""
+        offset, length = self.windows.get(extent.generation, (0, 0))
+        self.sealed[extent.generation] += aligned(extent.length)
+        if length and self.sealed[extent.generation] == length:
+            del self.windows[extent.generation]
+            self.kept.append(offset + length)
 
     def close_window(self, request: storage_pb2.CloseWindowRequest) -> storage_pb2.CloseWindowReply:
         self.closings.append(request)
@@ -394,6 +404,8 @@ class FakeService:
             assert len({extent.node for extent in block.extents}) == len(block.extents) == self.replicas
             block_id = len(self.blocks) + 100
             self.blocks[block_id] = block
+            for extent in block.extents:
+                next(node for node in self.nodes if node.node.name == extent.node).seal(extent)
             places += [(block_id, row) for row in range(block.rows)]
         self.forms.update((each.name, each.form) for each in request.fields if each.name not in self.forms)
         ids = unpack_array(request.ids, I64, what="ids").tolist() or [

@@ -26,7 +26,7 @@ from tqclient.operations import put as operation
 from tqclient.operations.effects import Call
 from tqclient.operations.put import put
 from tqclient.operations.read import get
-from tqclient.operations.sessions import close_windows
+from tqclient.operations.sessions import close_windows, live_session
 from tqclient.wire.packing import U8, unpack_array
 from tqclient.wire.v1 import controller_pb2 as pb
 
@@ -189,27 +189,32 @@ def test_a_node_with_little_room_gets_a_window_that_fits_exactly(service: FakeSe
     assert lengths[1] <= 4096
 
 
-def test_a_large_put_reserves_and_closes_a_window_of_its_own(service: FakeService, ref: PartitionRef) -> None:
+def test_a_large_put_reserves_a_window_of_its_own_and_fills_it(service: FakeService, ref: PartitionRef) -> None:
     from tqclient.operations import nodes
 
     assert nodes.WHOLE_MIN == 1 << 20  # larger than the fake's arena: so the bound is moved for this test
+    service.run(live_session(service.state, service.state.deadline(1)))
+    service.state.wake.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nodes, "WHOLE_MIN", 4096)
         do_put(service, ref, {"x": torch.zeros(100, 100)})
-    assert service.state.wake.is_set()
-    service.run(close_windows(service.state, service.state.windows.take_closing()))
     assert service.first.windows == {}
     assert service.first.free_offset == next(request.length for name, request in service.calls if name == "Reserve")
+    assert not service.state.wake.is_set()  # nothing is left that the heartbeat would have to close
+    assert service.state.windows.take_closing() == []
 
 
 def test_a_large_put_that_is_refused_gives_all_of_its_window_back(service: FakeService, ref: PartitionRef) -> None:
     from tqclient.operations import nodes
 
     service.fault("Commit", BackpressureTimeout("full"))
+    service.run(live_session(service.state, service.state.deadline(1)))
+    service.state.wake.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nodes, "WHOLE_MIN", 4096)
         with pytest.raises(BackpressureTimeout):
             do_put(service, ref, {"x": torch.zeros(100, 100)})
+    assert service.state.wake.is_set()
     service.run(close_windows(service.state, service.state.windows.take_closing()))
     assert service.first.free_offset == 0
 

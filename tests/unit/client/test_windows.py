@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tqclient.limits import KIB, MIB
-from tqclient.windows import Spot, WindowPool, aligned
+from tqclient.windows import Fate, Spot, WindowPool, aligned
 from tqclient.wire.v1 import storage_pb2
 
 SPOT = Spot(session=1, address="node:1", node="n0", arena=7, incarnation=1, partition_id=3)
@@ -82,6 +85,26 @@ def test_a_whole_window_is_closed_behind_its_put() -> None:
     pool.settle(refused, "refused")
     (window,) = pool.take_closing()
     assert window.used == 0  # all of it goes back
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("fate", ["committed", "unknown"])
+def test_a_window_that_was_cut_to_its_end_is_not_closed(whole: bool, fate: Fate) -> None:
+    pool = WindowPool(lambda: 0.0)
+    cuts = pool.add(SPOT, granted(MIB + 256), [MIB, 100], whole=whole)
+    pool.settle(cuts, fate)
+    pool.retire()
+    assert not pool.wants_closing
+    assert pool.take_closing() == []
+
+
+def test_a_window_that_is_written_one_sided_is_always_closed() -> None:
+    pool = WindowPool(lambda: 0.0)
+    spot = replace(SPOT, segment="engine-1")
+    cuts = pool.add(spot, granted(MIB), [MIB], whole=True)
+    pool.settle(cuts, "committed")
+    assert pool.wants_closing
+    assert [window.used for window in pool.take_closing()] == [MIB]
 
 
 def test_an_idle_window_is_closed_and_a_pending_one_is_not() -> None:
