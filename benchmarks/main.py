@@ -71,6 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     starts.add_argument("--arena", default="1GiB", help="of the storage node (default 1GiB)")
     starts.set_defaults(command=_start)
 
+    growing = commands.add_parser("growth", parents=[parent], help="whether cost grows as the work does")
+    growing.add_argument("--repeats", type=int, default=9, help="rounds that count (default 9)")
+    growing.add_argument("--scale", choices=("full", "small"), default="full", help="small is for tests (default full)")
+    growing.set_defaults(command=_growth)
+
     paths = commands.add_parser("transport", parents=[parent], help="the same bytes over every path, and over Mooncake")
     paths.add_argument("paths", nargs="*", metavar="PATH", help="such as memcpy, mooncake, 'raw engine'; all if none")
     paths.add_argument("--repeats", type=int, default=9, help="rounds that count (default 9)")
@@ -171,6 +176,22 @@ def _start(arguments: argparse.Namespace) -> dict[str, Any]:
         table.add_row(daemon, str(spread), str(spread.count))
     CONSOLE.print(table)
     return {"start": {daemon: asdict(spread) for daemon, spread in results.items()}}
+
+
+def _growth(arguments: argparse.Namespace) -> dict[str, Any]:
+    from benchmarks import growth
+
+    found = growth.run(repeats=arguments.repeats, scale=arguments.scale)
+    table = Table("with", "of", "operation", "ms: median (min–max)", "then", "×", "at most", "")
+    for work, rows in groupby(found, key=lambda each: each.work):
+        for each in rows:
+            verdict = "passed" if each.passed else "failed"
+            times = str(each.less), str(each.more), f"{each.factor:.2f}", f"{each.bound:g}"
+            table.add_row(work, each.kind, each.operation, *times, verdict)
+        table.add_section()
+    CONSOLE.print(table)
+    figures = [{**asdict(each), "factor": each.factor, "passed": each.passed} for each in found]
+    return {"growth": figures, "failed": not all(each.passed for each in found)}
 
 
 def _transport(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -45,6 +45,24 @@ def test_scale_writes_its_figures_and_a_plot(no_leaks: None, tmp_path: Path) -> 
     assert (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_growth_sets_little_beside_much(no_leaks: None, tmp_path: Path) -> None:
+    """That the bytes come back is checked inside the run; how long it takes is not what a test can say."""
+    program = [sys.executable, "-m", "benchmarks.main", "growth", "--scale", "small", "--repeats", "1"]
+    program += ["--json", str(tmp_path / "report.json")]
+    status = subprocess.run(program, check=False, stdout=subprocess.DEVNULL).returncode
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert status == report["failed"] == any(not each["passed"] for each in report["growth"])
+    assert [(each["operation"], each["bound"]) for each in report["growth"]] == [
+        *[("put", 18), ("get", 18)] * 2,
+        *[("put", 4), ("get", 4)] * 2,
+        ("put", 1.5),
+        ("claim", 1.5),
+    ]
+    for each in report["growth"]:
+        assert each["factor"] == pytest.approx(each["more"]["median_ms"] / each["less"]["median_ms"])
+        assert each["passed"] == (each["factor"] <= each["bound"])
+
+
 def _medians(report: object) -> list[float]:
     if isinstance(report, dict):
         found = [report["median_ms"]] if "median_ms" in report else []
