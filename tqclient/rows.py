@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -66,18 +66,15 @@ class RowSet:
         """
         ids = unpack_array(rows.ids, I64, what="rows.ids").astype(np.int64)
         count = len(ids)
-        groups = _optional(rows, "groups", count)
-        tags = _optional(rows, "tags", count)
-        keys = unpack_strings(rows.keys, what="rows.keys", rows=count) if rows.HasField("keys") else [""] * count
         runs: dict[str, list[Run]] = {}
         for placement in rows.placements:
             placed = _runs(placement, count)
             runs.update(dict.fromkeys(placement.fields, placed))
         return cls(
             ids,
-            [key or None for key in keys],
-            [msgpack.unpackb(group) if group else None for group in groups],
-            [msgpack.unpackb(each) if each else {} for each in tags],
+            _keys(rows, count),
+            _groups(rows, count),
+            _tags(rows, count),
             np.stack([_versions(rows.version_min, count), _versions(rows.version_max, count)], axis=1),
             _or_filled(rows.attempts, U32, count, 0),
             {field: runs[field] for field in fields},
@@ -85,10 +82,26 @@ class RowSet:
         )
 
 
-def _optional(rows: common_pb2.Rows, name: Literal["groups", "tags"], count: int) -> list[bytes]:
-    if not rows.HasField(name):
-        return [b""] * count
-    return unpack_blobs(getattr(rows, name), what=f"rows.{name}", rows=count)
+# What no row has is not sent: most rows have few of these.
+
+
+def _keys(rows: common_pb2.Rows, count: int) -> list[str | None]:
+    if not rows.HasField("keys"):
+        return [None] * count
+    return [key or None for key in unpack_strings(rows.keys, what="rows.keys", rows=count)]
+
+
+def _groups(rows: common_pb2.Rows, count: int) -> list[Any]:
+    if not rows.HasField("groups"):
+        return [None] * count
+    groups = unpack_blobs(rows.groups, what="rows.groups", rows=count)
+    return [msgpack.unpackb(group) if group else None for group in groups]
+
+
+def _tags(rows: common_pb2.Rows, count: int) -> list[dict[str, Any]]:
+    if not rows.HasField("tags"):
+        return [{} for _ in range(count)]
+    return [msgpack.unpackb(tags) if tags else {} for tags in unpack_blobs(rows.tags, what="rows.tags", rows=count)]
 
 
 def _versions(packed: bytes, count: int) -> NDArray[np.int64]:
