@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 from tqclient.errors import InvalidArgument
 from tqclient.limits import EXTENT_ALIGN
 from tqserver.controller.core import effects, limits
+
+_KEY: Final = struct.Struct("<QQ")  # of a window: arena, generation
 
 
 class Extent(NamedTuple):
@@ -69,16 +72,31 @@ class _Window:
     ends: list[int]
     live: int = 0
 
+    def packed(self) -> bytes:
+        """Returns the ranges of a window without live extents."""
+        return struct.pack(f"<{2 * len(self.starts)}Q", *self.starts, *self.ends)
+
+    @classmethod
+    def unpacked(cls, packed: bytes) -> _Window:
+        """Returns the window again."""
+        count = len(packed) // 16
+        values = struct.unpack(f"<{2 * count}Q", packed)
+        return cls(list(values[:count]), list(values[count:]))
+
 
 class Windows:
     """Which bytes of which windows were ever committed: an extent is sealed once.
 
     A window whose last extent went is remembered for a while, because the node may still have to hear of it.
+
+    Attributes:
+        retired: such windows, the oldest first: arena and generation → ranges, both packed, and put into a snapshot as
+            they are. Each large put leaves one: as objects they would take half a kilobyte each.
     """
 
     def __init__(self) -> None:
         self._live: dict[tuple[int, int], _Window] = {}
-        self._retired: OrderedDict[tuple[int, int], _Window] = OrderedDict()
+        self.retired: OrderedDict[bytes, bytes] = OrderedDict()
 
     def check(self, extents: Iterable[Extent]) -> None:
         """Raises InvalidArgument when an extent overlaps a committed one or another of the same request."""
@@ -87,20 +105,29 @@ class Windows:
             fresh.setdefault((extent.arena, extent.generation), []).append((extent.offset, extent.end))
         for key, ranges in fresh.items():
             ranges.sort()
-            window = self._live.get(key) or self._retired.get(key)
+            window = self._live.get(key) or self._retired_window(key)
             committed = any(window is not None and _overlaps(window, start, end) for start, end in ranges)
             if committed or any(left[1] > right[0] for left, right in pairwise(ranges)):
                 raise InvalidArgument(
                     f"an extent of window {key[1]} was committed before; reserve another window and write again"
                 )
 
+    def _retired_window(self, key: tuple[int, int]) -> _Window | None:
+        packed = self.retired.get(_KEY.pack(*key))
+        return None if packed is None else _Window.unpacked(packed)
+
+    def _retire(self, key: bytes, packed: bytes) -> None:
+        self.retired[key] = packed
+        if len(self.retired) > limits.RETIRED_WINDOWS_MAX:
+            self.retired.popitem(last=False)
+
     def add(self, extent: Extent) -> None:
         """Marks an extent as committed; `check` has passed."""
         key = (extent.arena, extent.generation)
         window = self._live.get(key)
         if window is None:
-            window = self._retired.pop(key) if key in self._retired else _Window([], [])
-            self._live[key] = window
+            window = self._live[key] = self._retired_window(key) or _Window([], [])
+            self.retired.pop(_KEY.pack(*key), None)
         window.live += 1
         start, end = extent.offset, extent.end
         at = bisect_left(window.starts, start)
@@ -119,24 +146,27 @@ class Windows:
         window = self._live[key]
         window.live -= 1
         if window.live == 0:
-            self._retired[key] = self._live.pop(key)
-            if len(self._retired) > limits.RETIRED_WINDOWS_MAX:
-                self._retired.popitem(last=False)
+            self._retire(_KEY.pack(*key), self._live.pop(key).packed())
 
     def to_tree(self) -> list[Any]:
-        """Returns what a snapshot keeps."""
-        return [
-            [[*key, window.starts, window.ends, window.live] for key, window in table.items()]
-            for table in (self._live, self._retired)
-        ]
+        """Returns what a snapshot keeps beside `retired`."""
+        live = [[*key, window.starts, window.ends, window.live] for key, window in self._live.items()]
+        return [live, []]
 
     @classmethod
-    def from_tree(cls, tree: list[Any]) -> Windows:
-        """Rebuilds what `to_tree` returned."""
+    def from_tree(cls, tree: list[Any], retired: Mapping[bytes, bytes]) -> Windows:
+        """Rebuilds the windows from what `to_tree` returned, and `retired`.
+
+        An earlier release had the retired ones in the tree, and more of them.
+        """
         windows = cls()
-        for table, rows in zip((windows._live, windows._retired), tree, strict=True):
-            for arena, generation, starts, ends, live in rows:
-                table[arena, generation] = _Window(starts, ends, live)
+        live, listed = tree
+        for arena, generation, starts, ends, count in live:
+            windows._live[arena, generation] = _Window(starts, ends, count)
+        for arena, generation, starts, ends, _ in listed:
+            windows._retire(_KEY.pack(arena, generation), _Window(starts, ends).packed())
+        for key, packed in retired.items():
+            windows._retire(key, packed)
         return windows
 
 

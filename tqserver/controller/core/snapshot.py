@@ -279,6 +279,7 @@ def _dump_blocks(blocks: BlockTable) -> dict[str, Any]:
         "extents": np.array(places, dtype="<u8").tobytes(),
         "directories": [record.directory for record in records],
         "windows": blocks.windows.to_tree(),
+        "retired_windows": blocks.windows.retired,
     }
 
 
@@ -292,4 +293,4 @@ def _load_blocks(blocks: BlockTable, tree: dict[str, Any]) -> None:
     columns = (column.tolist() for column in (ids, partitions, rows))
     records = map(BlockRecord, *columns, groups, tree["directories"], references.tolist(), claims.tolist())
     blocks.live = {record.block_id: record for record in records}
-    blocks.windows = Windows.from_tree(tree["windows"])
+    blocks.windows = Windows.from_tree(tree["windows"], tree.get("retired_windows", {}))
