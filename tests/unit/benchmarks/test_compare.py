@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -104,17 +105,30 @@ def test_the_ways_of_all_peers_take_turns() -> None:
     result = run(peers)
     assert result.failures == []
     puts = [(peer, way) for peer, command, way, *_ in filter(lambda call: call[1] == "put", peers.calls)]
-    # Each turn of a way is two batches: one to a consumer that waits, one for put and get alone.
-    turns = puts[::2]
-    assert puts[1::2] == turns
-    assert turns == [
+    turns = [(lane, len(list(batches))) for lane, batches in itertools.groupby(puts)]
+    assert [lane for lane, _ in turns] == [
         *[("a", "x"), ("a", "y"), ("b", "z")],
         *[("a", "y"), ("b", "z"), ("a", "x")],
         *[("b", "z"), ("a", "x"), ("a", "y")],
         *[("a", "x"), ("a", "y"), ("b", "z")],
         *[("a", "y"), ("b", "z"), ("a", "x")],
     ]
+    # One to a consumer that waits, and one for put and get alone. From the second turn on, one before that warms up.
+    assert [batches for _, batches in turns] == [2] * 3 + [3] * 12
     assert peers.closed == ["a", "b"]
+
+
+def test_a_turn_warms_up_before_it_is_timed() -> None:
+    peers = Peers()
+    run(peers)
+    second = [call[1] for call in peers.calls if call[0] == "b"][15:38]
+    assert second == [
+        *["stamp", "collect", "collect"],
+        *["prepare", "put", "take", "digest", "drop", "drop"],
+        *["prepare", "send take", "put", "digest", "drop", "drop"],
+        *["prepare", "put", "take", "digest", "drop", "drop"],
+        *["stamp", "collect"],
+    ]
 
 
 def test_a_consumer_waits_before_the_producer_puts_and_bytes_are_compared_after() -> None:
