@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -14,7 +16,7 @@ from tqclient.codec import parallel
 from tqclient.codec.checksum import PARALLEL_UNIT_MIN, PIECE_BYTES, Checksums
 from tqclient.codec.header import ALIGN
 
-_CAT_ITEMS_MAX: Final = 32_767
+CAT_ITEMS_MAX: Final = 32_767
 """From 32,768 elements on, torch.cat leaves its one tight loop for a tensor iterator per input."""
 
 
@@ -84,19 +86,63 @@ def write_all(values: Sequence[Any], sizes: NDArray[np.int64], target: NDArray[n
     if len(values) == 1:
         _write_one(values[0], checksums)
         return checksums.finish()
-    bounds = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(sizes, out=bounds[1:])
+    if not target.size:
+        return checksums.finish()
+    bounds = [0, *np.cumsum(sizes).tolist()]
+    runs = batches(bounds, _run_bytes(values[0]))
+    places = _places(values[0], target, [(bounds[low], bounds[high]) for low, high in runs])
     tasks: list[Callable[[], None]] = []
-    for low, high in _batches(bounds, _batch_bytes(values)):
-        start, stop = int(bounds[low]), int(bounds[high])
-        if start == stop:
-            continue
-        if high - low > 1:
-            tasks.append(partial(_write_batch, values[low:high], checksums, start, stop))
-        else:
-            tasks.extend(copies(values[low], checksums, start))
+    for first, last in _tasks(runs, bounds):
+        low, high = runs[first][0], runs[last - 1][1]
+        if high - low == 1:
+            tasks.extend(copies(values[low], checksums, bounds[low]))
+        elif bounds[high] > bounds[low]:
+            tasks.append(partial(_write_runs, values, runs[first:last], places[first:last], bounds, checksums))
     parallel.run(tasks, target.size)
     return checksums.finish()
+
+
+def _run_bytes(first: Any) -> int:
+    """How much of neighbouring values is joined in one call."""
+    return min(PIECE_BYTES, CAT_ITEMS_MAX * first.element_size()) if isinstance(first, torch.Tensor) else PIECE_BYTES
+
+
+def batches(bounds: Sequence[int], limit: int) -> list[tuple[int, int]]:
+    """Cuts rows into (first, last + 1) of neighbours that together fit a limit; a larger one stands alone.
+
+    Args:
+        bounds: [rows + 1]: row i takes bounds[i]:bounds[i + 1].
+        limit: in the same measure.
+    """
+    found = []
+    low, count = 0, len(bounds) - 1
+    while low < count:
+        high = max(bisect_right(bounds, bounds[low] + limit, low + 1) - 1, low + 1)
+        found.append((low, high))
+        low = high
+    return found
+
+
+def _tasks(runs: Sequence[tuple[int, int]], bounds: Sequence[int]) -> list[tuple[int, int]]:
+    """Brings neighbouring runs together that one thread hashes while they are in its cache; lone rows stay alone.
+
+    Returns:
+        (first, last + 1) of the runs.
+    """
+    tasks: list[tuple[int, int]] = []
+    start, room = 0, PIECE_BYTES
+    for index, (low, high) in enumerate(runs):
+        room -= bounds[high] - bounds[low]
+        alone = high - low == 1
+        if index > start and (alone or room < 0):
+            tasks.append((start, index))
+            start, room = index, PIECE_BYTES - bounds[high] + bounds[low]
+        if alone:
+            tasks.append((index, index + 1))
+            start, room = index + 1, PIECE_BYTES
+    if start < len(runs):
+        tasks.append((start, len(runs)))
+    return tasks
 
 
 def _write_one(value: Any, checksums: Checksums) -> None:
@@ -113,55 +159,50 @@ def _write_one(value: Any, checksums: Checksums) -> None:
     parallel.run(tasks, size)
 
 
-def _batch_bytes(values: Sequence[Any]) -> int:
-    if values and isinstance(values[0], torch.Tensor):
-        return min(PIECE_BYTES, _CAT_ITEMS_MAX * values[0].element_size())
-    return PIECE_BYTES
+def _places(first: Any, target: NDArray[np.uint8], spans: Sequence[tuple[int, int]]) -> list[Any]:
+    """Tensors or arrays over spans of the target, for values like `first` to be joined in; empty if they cannot be."""
+    shape = first.shape[1:]
+    if isinstance(first, np.ndarray):
+        if first.dtype.names is not None:
+            return []  # field by field, the padding between fields would stay as it was
+        whole: Any = as_array(target, first.dtype, (-1, *shape))
+    elif first.is_cpu:
+        whole = as_tensor(target, first.dtype, (-1, *shape))
+    else:
+        return []
+    item = whole.itemsize * math.prod(shape)
+    return [whole[start // item : stop // item] for start, stop in spans]
 
 
-def _batches(bounds: NDArray[np.int64], batch_bytes: int) -> list[tuple[int, int]]:
-    """Neighbours that together fit `batch_bytes`; a larger one stands alone."""
-    batches = []
-    low, count = 0, len(bounds) - 1
-    while low < count:
-        high = int(np.searchsorted(bounds, bounds[low] + batch_bytes, side="right")) - 1
-        high = min(max(high, low + 1), count)
-        batches.append((low, high))
-        low = high
-    return batches
-
-
-def _write_batch(values: Sequence[Any], checksums: Checksums, start: int, stop: int) -> None:
-    """Joins small values in one call."""
-    target, first = checksums.stream[start:stop], values[0]
-    joined = _join_arrays(values, target) if isinstance(first, np.ndarray) else _join_tensors(values, target)
-    if joined:
-        checksums.hash(start, stop)
+def _write_runs(
+    values: Sequence[Any],
+    runs: Sequence[tuple[int, int]],
+    places: Sequence[Any],
+    bounds: Sequence[int],
+    checksums: Checksums,
+) -> None:
+    """Writes neighbouring small values, each run of them in one call."""
+    low, high = runs[0][0], runs[-1][1]
+    if places and _join(values, runs, places):
+        checksums.hash(bounds[low], bounds[high])
         return
-    for value in values:
-        for copy in copies(value, checksums, start):
+    for row in range(low, high):
+        for copy in copies(values[row], checksums, bounds[row]):
             copy()
-        start += value.nbytes
 
 
-def _join_tensors(tensors: Sequence[torch.Tensor], target: NDArray[np.uint8]) -> bool:
-    first = tensors[0]
-    if not all(tensor.is_cpu for tensor in tensors):
+def _join(values: Sequence[Any], runs: Sequence[tuple[int, int]], places: Sequence[Any]) -> bool:
+    first: Any = values[runs[0][0]]
+    if isinstance(first, np.ndarray):
+        join: Any = np.concatenate if first.ndim else np.stack
+    else:
+        join = torch.cat if first.ndim else torch.stack
+    try:
+        with torch.no_grad():
+            for (low, high), place in zip(runs, places, strict=True):
+                join(values[low:high], out=place)
+    except RuntimeError:  # a tensor is on a device
         return False
-    with torch.no_grad():
-        if first.dim():
-            torch.cat(tuple(tensors), out=as_tensor(target, first.dtype, (-1, *first.shape[1:])))
-        else:
-            torch.stack(tuple(tensors), out=as_tensor(target, first.dtype, (-1,)))
-    return True
-
-
-def _join_arrays(arrays: Sequence[NDArray[Any]], target: NDArray[np.uint8]) -> bool:
-    first = arrays[0]
-    if first.dtype.names is not None:
-        return False  # field by field, the padding between fields would stay as it was
-    join = np.concatenate if first.ndim else np.stack
-    join(arrays, out=as_array(target, first.dtype, (-1, *first.shape[1:])))
     return True
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tqclient.codec import dtypes
+from tqclient.codec import alike, dtypes
 from tqclient.codec.kinds import record, text
 from tqclient.codec.kinds.base import Encoder
 from tqclient.codec.kinds.dense import DenseEncoder
@@ -195,29 +195,32 @@ def check_name_of_key(key: str, path: RowPath) -> None:
 
 def _encode_tensors(rows: Sequence[torch.Tensor], path: RowPath) -> Encoder | None:
     """Ragged, or for 0-dim tensors dense; None where dtypes or dimensions differ."""
-    first = rows[0]
-    if first.is_nested:
+    joined = alike.join_small(rows)
+    if joined is not None:
+        _check(joined[0], path.at(0))
+        return RaggedEncoder(_form_of(rows[0]), [joined[0]], joined[1], joined=True)
+    counts = alike.tensor_lengths(rows)
+    if counts is None:
+        if not rows[0].is_nested:
+            _check_layouts(rows, path)
         return None
-    dtype, trailing, dimensions = first.dtype, first.shape[1:], first.dim()
-    counts = np.zeros(len(rows), np.int64)
-    like = True
-    strided = torch.strided
+    _check(rows[0], path.at(0))
+    if not rows[0].dim():
+        return DenseEncoder(Form("dense", "torch", dtypes.torch_name(rows[0].dtype)), rows, len(rows))
+    return RaggedEncoder(_form_of(rows[0]), rows, counts)
+
+
+def _form_of(first: torch.Tensor) -> Form:
+    return Form("ragged", "torch", dtypes.torch_name(first.dtype), tuple(first.shape[1:]))
+
+
+def _check_layouts(rows: Sequence[torch.Tensor], path: RowPath) -> None:
+    """Names the first row that can be no tensor of a column, unless NestedTensors make it a list."""
     for row, tensor in enumerate(rows):
-        if tensor.layout is not strided or tensor.is_meta or tensor.is_nested:
-            if tensor.is_nested:
-                return None
+        if tensor.is_nested:
+            return
+        if tensor.layout is not torch.strided or tensor.is_meta:
             _check(tensor, path.at(row))
-        shape = tensor.shape
-        if tensor.dtype is not dtype or len(shape) != dimensions or shape[1:] != trailing:
-            like = False
-        elif dimensions:
-            counts[row] = shape[0]
-    if not like:
-        return None
-    _check(first, path.at(0))
-    if not dimensions:
-        return DenseEncoder(Form("dense", "torch", dtypes.torch_name(dtype)), rows, len(rows))
-    return RaggedEncoder(Form("ragged", "torch", dtypes.torch_name(dtype), tuple(trailing)), rows, counts)
 
 
 def _check(tensor: torch.Tensor, path: str) -> None:
@@ -229,14 +232,13 @@ def _check(tensor: torch.Tensor, path: str) -> None:
 
 def _encode_arrays(rows: Sequence[NDArray[Any]], path: RowPath) -> Encoder | None:
     first = rows[0]
-    dtype, trailing, dimensions = first.dtype, first.shape[1:], first.ndim
-    if any(row.dtype != dtype or row.ndim != dimensions or row.shape[1:] != trailing for row in rows):
+    counts = alike.array_lengths(rows)
+    if counts is None:
         return None
     try:
         check_array(first)
     except Refused as refused:
         raise refused.at(path.at(0)) from None
-    if not dimensions:
-        return DenseEncoder(Form("dense", "numpy", dtypes.numpy_name(dtype)), rows, len(rows))
-    counts = np.fromiter(map(len, rows), np.int64, len(rows))
-    return RaggedEncoder(Form("ragged", "numpy", dtypes.numpy_name(dtype), trailing), rows, counts)
+    if not first.ndim:
+        return DenseEncoder(Form("dense", "numpy", dtypes.numpy_name(first.dtype)), rows, len(rows))
+    return RaggedEncoder(Form("ragged", "numpy", dtypes.numpy_name(first.dtype), first.shape[1:]), rows, counts)

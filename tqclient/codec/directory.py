@@ -87,14 +87,24 @@ class Stream:
         if self.counts is None:
             starts = rows * self.item_bytes
             return starts, starts + self.item_bytes
-        bounds = self.bounds()
+        bounds, run = self.bounds(), _run(rows)
+        if run is not None:
+            return bounds[run], bounds[run.start + 1 : run.stop + 1]
         return bounds[rows], bounds[rows + 1]
 
     def row_counts(self, rows: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Items of each row, int64."""
         if self.counts is None:
             return np.ones(self.rows if rows is None else len(rows), np.int64)
-        return (self.counts if rows is None else self.counts[rows]).astype(np.int64)
+        run = None if rows is None else _run(rows)
+        return (self.counts if rows is None else self.counts[rows if run is None else run]).astype(np.int64)
+
+
+def _run(rows: NDArray[np.int64]) -> slice | None:
+    """Neighbouring rows in order as a slice, by which an array is not copied; None where they are not."""
+    if not rows.size or rows[-1] - rows[0] != rows.size - 1 or (rows[1:] - rows[:-1] != 1).any():
+        return None
+    return slice(int(rows[0]), int(rows[0]) + rows.size)
 
 
 @dataclass(frozen=True, slots=True)

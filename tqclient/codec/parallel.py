@@ -18,8 +18,8 @@ from tqclient.limits import MIB
 THREADS_MAX: Final = 4
 TASK_BYTES: Final = 2 * MIB
 """What one task copies at most."""
-SERIAL_BYTES_MAX: Final = 1 * MIB
-"""Up to this, a copy stays on the caller's thread: waking another one takes as long as copying half of it."""
+SERIAL_BYTES_MAX: Final = 4 * MIB
+"""Up to this, a copy stays on the caller's thread: waking others, and taking turns with them, takes what they save."""
 
 Task = Callable[[], None]
 

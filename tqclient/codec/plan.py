@@ -19,7 +19,9 @@ from tqclient.schema import Form
 
 
 def measure(columns: Mapping[str, Any], *, rows: int | None = None, allow_pickle: bool = False) -> Plan:
-    """Checks columns and plans the block that will hold them. Nothing is copied but texts and the skeletons of records.
+    """Checks columns and plans the block that will hold them.
+
+    Nothing is copied but texts, the skeletons of records, and lists of tensors of a few bytes each.
 
     Args:
         columns: as `normalise` gives them.

@@ -81,6 +81,11 @@ def read_column(
 
 def _groups(field: str, parts: Sequence[Part]) -> list[Group]:
     """Brings the parts of each block together; a shuffled batch alternates between its blocks row by row."""
+    if len(parts) == 1:
+        part = parts[0]
+        check_rows(part.rows, part.layout.rows)
+        node, at = part.layout.node(field), np.arange(len(part.rows))
+        return [Group(node, part.fetch, part.rows, at, part.owned_bytes, part.locate, part.clips)]
     gathered: dict[tuple[int, Fetch], list[int]] = {}
     for index, part in enumerate(parts):
         gathered.setdefault((id(part.layout), part.fetch), []).append(index)

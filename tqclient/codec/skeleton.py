@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
+import itertools
 import pickle
 import struct
 from collections.abc import Callable, Sequence
@@ -81,6 +82,13 @@ class Checker:
             if not self._allow_pickle or isinstance(value, _PACKED_OTHERWISE):
                 raise Refused(_reason(value))
             pickled(value)
+
+    def plain(self, values: Sequence[Any], depth: int) -> bool:
+        """Whether values, `depth` containers deep, are scalars or lists of scalars: then there is nothing to check."""
+        kinds = set(map(type, values))
+        if kinds == {list} and depth < NESTING_MAX:
+            kinds = set(map(type, itertools.chain.from_iterable(values)))
+        return kinds <= self._plain
 
     def _check_items(self, value: Any, kind: type, depth: int) -> None:
         for index, item in enumerate(value):
@@ -194,6 +202,15 @@ class SkeletonWriter:
         self.leaves, self.leaf_bytes = [], 0
         return bytes(self._packer.pack(value))
 
+    def encode_all(self, values: Sequence[Any]) -> list[bytes]:
+        """The skeletons of values; of no use where `leaves` says afterwards that one of them has some.
+
+        Raises:
+            UnicodeEncodeError: a text has a lone surrogate.
+        """
+        self.leaves, self.leaf_bytes = [], 0
+        return list(map(self._packer.pack, values))
+
     def _pack(self, value: Any) -> bytes:
         return bytes(msgpack.packb(value, default=self._extension, strict_types=True))
 
@@ -299,6 +316,18 @@ class SkeletonReader:
         if self._unpacker.tell() != stop:
             raise CorruptBlock("a value does not end where the directory says")
         return value
+
+    def all(self, stops: Sequence[int]) -> list[Any] | None:
+        """All values, which have no tensors and arrays, up to where each ends; None: `next` can tell what is wrong."""
+        values, ends = [], []
+        unpack, tell = self._unpacker.unpack, self._unpacker.tell
+        try:
+            for _ in stops:
+                values.append(unpack())
+                ends.append(tell())
+        except Exception:  # a hostile skeleton reaches any constructor with any argument
+            return None
+        return values if ends == list(stops) else None
 
     def _unpack(self, data: bytes) -> Any:
         return msgpack.unpackb(data, **self._options)

@@ -113,20 +113,26 @@ def read_rows(groups: Sequence[Group], index: int, reading: Reading, *, view: bo
         CorruptBlock: a checksum differs; names the field and the row.
     """
     extents = [spans(group.node, index, group.rows, group.clips) for group in groups]
-    lengths = np.zeros(sum(len(group.rows) for group in groups), np.int64)
-    for group, (starts, stops) in zip(groups, extents, strict=True):
-        lengths[group.at] = stops - starts
-    bounds = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=bounds[1:])
+    starts, stops = extents[0]
+    bounds = np.zeros(sum(len(group.rows) for group in groups) + 1, np.int64)
+    if len(groups) == 1:
+        np.cumsum(stops - starts, out=bounds[1:])
+    else:
+        lengths = np.zeros(len(bounds) - 1, np.int64)
+        for group, (low, high) in zip(groups, extents, strict=True):
+            lengths[group.at] = high - low
+        np.cumsum(lengths, out=bounds[1:])
+    whole = len(groups) == 1 and bool(bounds[-1]) and np.array_equal(starts[1:], stops[:-1])
     keeps_little = int(bounds[-1]) * _KEPT_MAX >= groups[0].owned_bytes > 0
-    if (view or keeps_little) and len(groups) == 1:
-        starts, stops = extents[0]
-        if np.array_equal(starts[1:], stops[:-1]) and bounds[-1]:
-            data = _view(groups[0], index, int(starts[0]), int(stops[-1]), reading)
-            return Rows(data, bounds, is_view=not groups[0].owned_bytes)
+    if (view or keeps_little) and whole:
+        data = _view(groups[0], index, int(starts[0]), int(stops[-1]), reading)
+        return Rows(data, bounds, is_view=not groups[0].owned_bytes)
     target = reading.allocate(int(bounds[-1]))
-    for group, (starts, stops) in zip(groups, extents, strict=True):
-        _Copy(group, index, reading, target).run(starts, stops, bounds[group.at])
+    if whole:
+        _Copy(groups[0], index, reading, target).run_one(int(starts[0]), int(stops[-1]))
+        return Rows(target, bounds, is_view=False)
+    for group, (low, high) in zip(groups, extents, strict=True):
+        _Copy(group, index, reading, target).run(low, high, bounds[group.at])
     return Rows(target, bounds, is_view=False)
 
 
@@ -173,6 +179,14 @@ class _Copy:
         self._stream = group.node.streams[index]
         self._reading = reading
         self._target = target
+
+    def run_one(self, start: int, stop: int) -> None:
+        """Copies the byte span [start, stop) of the stream to the target's beginning."""
+        unit = self._stream.unit
+        if start % unit == 0 and (stop % unit == 0 or stop == self._stream.length):
+            self._copy_units(start, stop, 0)
+        else:
+            self.run(np.array([start]), np.array([stop]), np.zeros(1, np.int64))
 
     def run(self, starts: NDArray[np.int64], stops: NDArray[np.int64], at: NDArray[np.int64]) -> None:
         """Copies the byte spans [starts, stops) of the stream to `at` in the target."""

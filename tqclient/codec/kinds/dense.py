@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ class DenseEncoder(Encoder):
         self.form = form
         self.rows = rows
         self._pieces = pieces
-        self._row_bytes = dtypes.itemsize(form.container, form.dtype) * int(np.prod(form.shape, dtype=object))
+        self._row_bytes = dtypes.itemsize(form.container, form.dtype) * math.prod(form.shape)
 
     def streams(self) -> list[StreamSize]:
         return [stream_size(self.rows * self._row_bytes, self.rows)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ logging.getLogger("torch.fx._symbolic_trace").addFilter(
 
 def _item_bytes(form: Form) -> int:
     trailing = () if -1 in form.shape else form.shape
-    return dtypes.itemsize(form.container, form.dtype) * int(np.prod(trailing, dtype=object))
+    return dtypes.itemsize(form.container, form.dtype) * math.prod(trailing)
 
 
 class RaggedEncoder(Encoder):
@@ -203,17 +204,23 @@ def from_dense(form: Form, column: DenseColumn) -> Column:
     return RaggedColumn(form, column.data, counts, is_view=column.is_view)
 
 
+def _counts(group: Group) -> NDArray[np.int64]:
+    if group.clip is not None:
+        return group.clip.counts
+    if group.node.kind == DENSE:
+        return np.full(len(group.rows), group.node.form.shape[0], np.int64)
+    return group.node.streams[0].row_counts(group.rows)
+
+
 def read(groups: Sequence[Group], form: Form, reading: Reading) -> RaggedColumn:
     """Reads a ragged column; rows of a dense one join."""
     rows = read_rows(groups, 0, reading, view=not reading.copy)
-    counts = np.zeros(len(rows.bounds) - 1, np.int64)
-    for group in groups:
-        if group.clip is not None:
-            counts[group.at] = group.clip.counts
-        elif group.node.kind == DENSE:
-            counts[group.at] = group.node.form.shape[0]
-        else:
-            counts[group.at] = group.node.streams[0].row_counts(group.rows)
+    if len(groups) == 1:
+        counts = _counts(groups[0])
+    else:
+        counts = np.zeros(len(rows.bounds) - 1, np.int64)
+        for group in groups:
+            counts[group.at] = _counts(group)
     if -1 not in form.shape:
         return RaggedColumn(form, rows.data, counts, is_view=rows.is_view)
     shapes = read_rows(groups, 1, reading, view=False).data.view("<i8").reshape(-1, len(form.shape) + 1)

@@ -20,7 +20,7 @@ from tqclient.codec.header import aligned
 from tqclient.codec.kinds import text
 from tqclient.codec.kinds.base import Column, Encoder, stream_size
 from tqclient.codec.refusal import Refused, RowPath
-from tqclient.codec.skeleton import SCALARS, Checker, SkeletonReader, SkeletonWriter
+from tqclient.codec.skeleton import Checker, SkeletonReader, SkeletonWriter
 from tqclient.codec.streams import Group, Reading, read_rows
 from tqclient.errors import CorruptBlock, UnsupportedValue
 from tqclient.schema import Form
@@ -50,6 +50,8 @@ class RecordEncoder(Encoder):
     def write(self, targets: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint64]]:
         units = [stream.unit for stream in self.streams()]
         skeletons = buffers.write_bytes(b"".join(self._skeletons), targets[0], units[0])
+        if not targets[1].size:
+            return [skeletons, np.zeros(0, np.uint64)]
         leaves = Checksums(targets[1], units[1])
         tasks: list[Callable[[], None]] = []
         start = 0
@@ -87,15 +89,37 @@ def encode(values: Sequence[Any], path: RowPath, depth: int, *, allow_pickle: bo
     Raises:
         UnsupportedValue: with the path of the offender.
     """
+    return _encode_without_leaves(values, depth, allow_pickle) or _encode_each(values, path, depth, allow_pickle)
+
+
+def _encode_without_leaves(values: Sequence[Any], depth: int, allow_pickle: bool) -> RecordEncoder | None:
+    """Encodes rows that are not refused and hold no tensors or arrays; None where one does not."""
+    checker, writer = Checker(allow_pickle=allow_pickle), SkeletonWriter()
+    try:
+        if not checker.plain(values, depth):
+            checker.check(values[0], depth)
+            writer.encode(values[0])
+            if writer.leaves:
+                return None
+            for value in values:
+                checker.check(value, depth)
+        skeletons = writer.encode_all(values)
+    except (Refused, UnicodeEncodeError):
+        return None
+    if writer.leaves:
+        return None
+    flags = FLAG_PICKLE if writer.pickled else 0
+    return RecordEncoder(skeletons, [()] * len(values), np.zeros(len(values), np.int64), flags)
+
+
+def _encode_each(values: Sequence[Any], path: RowPath, depth: int, allow_pickle: bool) -> RecordEncoder:
     writer = SkeletonWriter()
     skeletons, leaves = [], []
     leaf_bytes = np.zeros(len(values), np.int64)
     checker = Checker(allow_pickle=allow_pickle)
-    plain = SCALARS.issuperset(map(type, values))
     for row, value in enumerate(values):
         try:
-            if not plain:
-                checker.check(value, depth)
+            checker.check(value, depth)
             skeletons.append(writer.encode(value))
         except Refused as refused:
             raise refused.at(path.at(row)) from refused.__cause__
@@ -188,8 +212,13 @@ def _read_records(group: Group, reading: Reading) -> tuple[list[Any], bool]:
         )
     skeletons = read_rows([group], 0, reading, view=False)
     leaves = read_rows([group], 1, reading, view=not reading.copy)
-    reader = SkeletonReader(skeletons.data.tobytes(), allow_pickle=reading.allow_pickle)
-    stops, bounds = skeletons.bounds[1:].tolist(), leaves.bounds.tolist()
+    data, stops = skeletons.data.tobytes(), skeletons.bounds[1:].tolist()
+    if not leaves.data.size:
+        plain = SkeletonReader(data, allow_pickle=reading.allow_pickle).all(stops)
+        if plain is not None:
+            return plain, leaves.is_view
+    reader = SkeletonReader(data, allow_pickle=reading.allow_pickle)
+    bounds = leaves.bounds.tolist()
     values = []
     for index, stop in enumerate(stops):
         try:

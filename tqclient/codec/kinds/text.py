@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,13 +74,18 @@ def encode_bytes(values: Sequence[bytes]) -> BytesEncoder:
 def read(group: Group, reading: Reading) -> list[str] | list[bytes]:
     """Reads the rows of one block."""
     rows = read_rows([group], 0, reading, view=False)
-    data, bounds = rows.data.tobytes(), rows.bounds.tolist()
-    spans = itertools.pairwise(bounds)
-    if group.node.kind == BYTES:
-        return [data[start:stop] for start, stop in spans]
-    if data.isascii():
-        text = data.decode("ascii")
-        return [text[start:stop] for start, stop in spans]
+    spans = itertools.pairwise(rows.bounds.tolist())
+    if group.node.kind == TEXT:
+        try:
+            text = str(rows.data.data, "ascii")
+            return [text[start:stop] for start, stop in spans]
+        except UnicodeDecodeError:
+            return _decode(rows.data.tobytes(), spans, group, reading)
+    data = rows.data.tobytes()
+    return [data[start:stop] for start, stop in spans]
+
+
+def _decode(data: bytes, spans: Iterable[tuple[int, int]], group: Group, reading: Reading) -> list[str]:
     texts = []
     for row, (start, stop) in zip(group.at.tolist(), spans, strict=True):
         try:
