@@ -56,6 +56,7 @@ class BatchData:
 
     extra: Any = None
     """What `to_buffer` was given to go along, in a batch that `from_buffer` made."""
+    _tags: list[dict[str, Any]] | None = None
 
     def __init__(self, state: ClientState | None, delivery: Delivery, handle: ClaimHandle | None = None) -> None:
         """Made by `Partition.get` and `Consumer.claim`."""
@@ -98,7 +99,9 @@ class BatchData:
     @property
     def tags(self) -> list[dict[str, Any]]:
         """Tags of each sample."""
-        return self._rows.tags
+        if self._tags is None:
+            self._tags = self._rows.tags_by_row()
+        return self._tags
 
     @property
     def weight_versions(self) -> NDArray[np.int64]:

@@ -43,7 +43,7 @@ class Rows:
     @classmethod
     def from_set(cls, rows: RowSet) -> Rows:
         """Takes over what a reply said."""
-        return cls(rows.ids.tolist(), rows.keys, rows.tags)
+        return cls(rows.ids.tolist(), rows.keys, rows.tags_by_row())
 
     def select(self, positions: Sequence[int]) -> Rows:
         """Returns some of the rows, in the order asked for."""
