@@ -70,7 +70,9 @@ def _flat(tensor: torch.Tensor) -> NDArray[np.uint8]:
     return np.asarray(items.view(torch.uint8).numpy())
 
 
-def write_all(values: Sequence[Any], sizes: NDArray[np.int64], target: NDArray[np.uint8], unit: int) -> Any:
+def write_all(
+    values: Sequence[Any], sizes: NDArray[np.int64], target: NDArray[np.uint8], unit: int, later: parallel.Later
+) -> Checksums:
     """Copies tensors, or arrays, of one dtype back to back into a stream.
 
     Args:
@@ -78,16 +80,14 @@ def write_all(values: Sequence[Any], sizes: NDArray[np.int64], target: NDArray[n
         sizes: int64, the bytes of each.
         target: uint8 [sum of sizes].
         unit: bytes per checksum.
-
-    Returns:
-        uint64, one checksum per unit.
+        later: where the copies go; they are made when that is run.
     """
     checksums = Checksums(target, unit)
     if len(values) == 1:
-        _write_one(values[0], checksums)
-        return checksums.finish()
+        later.add(_tasks_of_one(values[0], checksums), target.size)
+        return checksums
     if not target.size:
-        return checksums.finish()
+        return checksums
     bounds = [0, *np.cumsum(sizes).tolist()]
     runs = batches(bounds, _run_bytes(values[0]))
     places = _places(values[0], target, [(bounds[low], bounds[high]) for low, high in runs])
@@ -98,8 +98,8 @@ def write_all(values: Sequence[Any], sizes: NDArray[np.int64], target: NDArray[n
             tasks.extend(copies(values[low], checksums, bounds[low]))
         elif bounds[high] > bounds[low]:
             tasks.append(partial(_write_runs, values, runs[first:last], places[first:last], bounds, checksums))
-    parallel.run(tasks, target.size)
-    return checksums.finish()
+    later.add(tasks, target.size)
+    return checksums
 
 
 def _run_bytes(first: Any) -> int:
@@ -145,18 +145,16 @@ def _tasks(runs: Sequence[tuple[int, int]], bounds: Sequence[int]) -> list[tuple
     return tasks
 
 
-def _write_one(value: Any, checksums: Checksums) -> None:
-    """Writes the value that is all of a stream; one that lies there already is only hashed."""
+def _tasks_of_one(value: Any, checksums: Checksums) -> list[Callable[[], None]]:
+    """What writes the value that is all of a stream; one that lies there already is only hashed."""
     size = checksums.stream.size
     plain = _plain_bytes(value) if size else None
     if plain is None:
-        tasks = copies(value, checksums, 0)
-    elif plain.ctypes.data != checksums.stream.ctypes.data:
-        tasks = _plain_copies(plain, checksums, 0)
-    else:
-        step = parallel.TASK_BYTES if checksums.unit >= PARALLEL_UNIT_MIN else size
-        tasks = [partial(checksums.hash, start, min(start + step, size)) for start in range(0, size, step)]
-    parallel.run(tasks, size)
+        return copies(value, checksums, 0)
+    if plain.ctypes.data != checksums.stream.ctypes.data:
+        return _plain_copies(plain, checksums, 0)
+    step = parallel.TASK_BYTES if checksums.unit >= PARALLEL_UNIT_MIN else size
+    return [partial(checksums.hash, start, min(start + step, size)) for start in range(0, size, step)]
 
 
 def _places(first: Any, target: NDArray[np.uint8], spans: Sequence[tuple[int, int]]) -> list[Any]:
@@ -264,8 +262,8 @@ def _copy_rows(value: torch.Tensor | NDArray[Any], checksums: Checksums, at: int
         checksums.hash(max(at, start - checksums.unit + 1), stop)
 
 
-def write_bytes(source: bytes, target: NDArray[np.uint8], unit: int) -> NDArray[np.uint64]:
-    """Copies a whole stream of plain bytes and returns its checksums."""
+def write_bytes(source: bytes, target: NDArray[np.uint8], unit: int) -> Checksums:
+    """Copies a whole stream of plain bytes."""
     checksums = Checksums(target, unit)
     _copy_bytes(np.frombuffer(source, np.uint8), checksums, 0)
-    return checksums.finish()
+    return checksums

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Final
 
@@ -80,6 +80,23 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
+
+
+class Later:
+    """Tasks that are gathered, to be run all at once: each run costs the time in which the threads wake up."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Task] = []
+        self.size_bytes = 0
+
+    def add(self, tasks: Iterable[Task], size_bytes: int) -> None:
+        """Takes in independent tasks that together move `size_bytes`."""
+        self.tasks.extend(tasks)
+        self.size_bytes += size_bytes
+
+    def run(self) -> None:
+        """Runs them; raises what the first failing one raised."""
+        run(self.tasks, self.size_bytes)
 
 
 def run(tasks: Sequence[Task], size_bytes: int) -> None:

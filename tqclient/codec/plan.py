@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient import limits
+from tqclient.codec.checksum import Checksums
 from tqclient.codec.columns import check_row_counts, encode_column
 from tqclient.codec.directory import build, critical_flags, directory_bytes
 from tqclient.codec.header import ALIGN, HEADER_BYTES, Header, aligned
 from tqclient.codec.kinds.base import Encoder
+from tqclient.codec.parallel import Later
 from tqclient.errors import InvalidArgument
 from tqclient.schema import Form
 
@@ -163,7 +165,8 @@ class Plan:
         if not fits or target.ctypes.data % ALIGN:
             raise InvalidArgument(f"the target must be uint8 [{self.size_bytes}], contiguous and {ALIGN}-byte aligned")
         offsets = iter(self._offsets)
-        checksums: list[NDArray[np.uint64]] = []
+        checksums: list[Checksums] = []
+        later = Later()
         for column in (each for field in self._columns.values() for each in field.preorder()):
             parts = []
             for stream in column.streams():
@@ -171,8 +174,9 @@ class Plan:
                 end = offset + stream.length
                 target[end : aligned(end)] = 0
                 parts.append(target[offset:end])
-            checksums.extend(column.write(parts))
-        directory = build(self._nodes, self.rows, self.size_bytes, self._offsets, checksums)
+            checksums.extend(column.write(parts, later))
+        later.run()
+        directory = build(self._nodes, self.rows, self.size_bytes, self._offsets, [each.finish() for each in checksums])
         header = Header(self.size_bytes, len(directory), critical_flags(self._nodes))
         end = HEADER_BYTES + len(directory)
         target[:HEADER_BYTES] = np.frombuffer(header.to_bytes(), np.uint8)

@@ -13,6 +13,7 @@ from tqclient.codec.directory import DENSE, RAGGED, SHARED, STRUCT
 from tqclient.codec.kinds import dense, ragged, record, shared, struct
 from tqclient.codec.kinds.base import Column
 from tqclient.codec.layout import Layout, check_rows
+from tqclient.codec.parallel import Later
 from tqclient.codec.streams import Allocate, Fetch, Group, Locate, Reading
 from tqclient.errors import CorruptBlock, InvalidArgument
 from tqclient.schema import Form
@@ -51,6 +52,7 @@ def read_column(
     verify_views: bool = True,
     allow_pickle: bool = False,
     form: Form | None = None,
+    later: Later | None = None,
 ) -> Column:
     """Reads one field.
 
@@ -63,12 +65,15 @@ def read_column(
         verify_views: compare those of views of the block itself, too. Whoever turns it off does so later, or never.
         allow_pickle: unpickle what the writer pickled: runs code of the writer's choice.
         form: the partition's, where the rows of a dense block joined a ragged field. None: what the parts imply.
+        later: takes large copies of tensors and arrays, so that those of many fields are made at once. Until it was
+            run, nobody may look at the column, and what `fetch` gave stays as it is. None: all are made now.
 
     Returns:
         The column; see `Column.is_view` for how long it is valid.
 
     Raises:
-        CorruptBlock: bytes fail their checksum or their bounds; names the field and the row.
+        CorruptBlock: bytes fail their checksum or their bounds; names the field and the row. Of copies that are made
+            later, that is raised by them.
         InvalidArgument: no parts, no such field, or a row out of bounds.
         UnsupportedValue: values were pickled, and `allow_pickle` is off.
     """
@@ -76,7 +81,7 @@ def read_column(
         raise InvalidArgument(f"field {field!r}: no parts to read")
     groups = _groups(field, parts)
     joined = form or _joined(field, [group.node.form for group in groups])
-    return _read(groups, joined, Reading(field, copy, allocate, verify, allow_pickle, verify_views))
+    return _read(groups, joined, Reading(field, copy, allocate, verify, allow_pickle, verify_views, later))
 
 
 def _groups(field: str, parts: Sequence[Part]) -> list[Group]:

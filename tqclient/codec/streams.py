@@ -75,6 +75,7 @@ class Reading:
     verify: bool
     allow_pickle: bool
     verify_views: bool = True
+    later: parallel.Later | None = None
 
     def child(self, key: str) -> Reading:
         """The same for a child of a struct."""
@@ -100,7 +101,9 @@ class Rows:
     is_view: bool
 
 
-def read_rows(groups: Sequence[Group], index: int, reading: Reading, *, view: bool) -> Rows:
+def read_rows(
+    groups: Sequence[Group], index: int, reading: Reading, *, view: bool, later: parallel.Later | None = None
+) -> Rows:
     """Reads stream `index` of a column, from however many blocks.
 
     Args:
@@ -108,6 +111,7 @@ def read_rows(groups: Sequence[Group], index: int, reading: Reading, *, view: bo
         index: of the stream within its node.
         reading: how.
         view: give a view where the rows lie side by side in one block.
+        later: takes the large copies; the rows are not there before it was run. None: all are made now.
 
     Raises:
         CorruptBlock: a checksum differs; names the field and the row.
@@ -129,10 +133,10 @@ def read_rows(groups: Sequence[Group], index: int, reading: Reading, *, view: bo
         return Rows(data, bounds, is_view=not groups[0].owned_bytes)
     target = reading.allocate(int(bounds[-1]))
     if whole:
-        _Copy(groups[0], index, reading, target).run_one(int(starts[0]), int(stops[-1]))
+        _Copy(groups[0], index, reading, target, later).run_one(int(starts[0]), int(stops[-1]))
         return Rows(target, bounds, is_view=False)
     for group, (low, high) in zip(groups, extents, strict=True):
-        _Copy(group, index, reading, target).run(low, high, bounds[group.at])
+        _Copy(group, index, reading, target, later).run(low, high, bounds[group.at])
     return Rows(target, bounds, is_view=False)
 
 
@@ -174,11 +178,19 @@ def _damage(group: Group, stream: Stream, reading: Reading, unit: int) -> Corrup
 class _Copy:
     """One group's rows on their way into one target."""
 
-    def __init__(self, group: Group, index: int, reading: Reading, target: NDArray[np.uint8]) -> None:
+    def __init__(
+        self,
+        group: Group,
+        index: int,
+        reading: Reading,
+        target: NDArray[np.uint8],
+        later: parallel.Later | None,
+    ) -> None:
         self._group = group
         self._stream = group.node.streams[index]
         self._reading = reading
         self._target = target
+        self._later = later
 
     def run_one(self, start: int, stop: int) -> None:
         """Copies the byte span [start, stop) of the stream to the target's beginning."""
@@ -234,7 +246,11 @@ class _Copy:
                     unit = (start + position) // stream.unit
                     _check(self._group, stream, self._reading, copied, unit, unit + unit_count(piece.size, stream.unit))
 
-        parallel.run([partial(copy, first) for first in range(0, stop - start, parallel.TASK_BYTES)], stop - start)
+        tasks = [partial(copy, first) for first in range(0, stop - start, parallel.TASK_BYTES)]
+        if self._later is None:
+            parallel.run(tasks, stop - start)
+        else:
+            self._later.add(tasks, stop - start)
 
     def _copy_exact(self, begin: NDArray[np.int64], end: NDArray[np.int64], at: NDArray[np.int64]) -> None:
         """Runs of whole units, each too small for a copy of its own: straight to the target, and hashed there."""

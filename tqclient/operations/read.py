@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tqclient.arguments import names_of, pack_lookup_keys, row_ids
 from tqclient.codec import Column, Layout, Part, read_column
 from tqclient.codec.clips import join_clips
+from tqclient.codec.parallel import Later
 from tqclient.errors import CorruptBlock, InvalidArgument, LeaseExpired, SampleNotFound, TQError, Unavailable
 from tqclient.info import PartitionRef
 from tqclient.operations.effects import CONTROLLER, Deadline, Operation, Work, call
@@ -24,6 +25,8 @@ from tqclient.state import ClientState, Session
 from tqclient.transport.base import Fetched
 from tqclient.wire.packing import I64, U64, pack_array, unpack_blobs
 from tqclient.wire.v1 import controller_pb2 as pb
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -243,6 +246,7 @@ def _fetch_and_decode(
             fetched[block_id] = _read(ref, rows, block_id, paths[block_id], ranges, deadline)
             state.counters.read(paths[block_id].transport.name, int(ranges[:, 1].sum()))
         columns = {}
+        copies = Later()
         for name, runs in rows.runs.items():
             sources = [fetched[run.block_id] for run in runs]
             parts = [
@@ -250,12 +254,12 @@ def _fetch_and_decode(
                 for run, source, clipped in zip(runs, sources, clips.get(name, [()] * len(runs)), strict=True)
             ]
             read = partial(read_column, name, parts, copy=copy, allocate=state.allocate, form=ref.form(name))
-            try:
-                columns[name] = read(verify_views=False)
-            except CorruptBlock as error:
-                raise ReplicaFailed(_damaged(runs, error), _locate_damage(ref, name, rows, error)) from None
+            mine = Later()
+            columns[name] = _checked(ref, name, rows, partial(read, verify_views=False, later=mine))
+            copies.add([partial(_checked, ref, name, rows, copy) for copy in mine.tasks], mine.size_bytes)
             if columns[name].is_view:
                 holdings.checks[name] = partial(_check_views, read, ref, name, rows)
+        copies.run()
     except BaseException:
         for each in fetched.values():
             each.close()
@@ -266,6 +270,14 @@ def _fetch_and_decode(
     else:
         holdings.fetched.extend(fetched.values())
     return columns
+
+
+def _checked(ref: PartitionRef, name: str, rows: RowSet, read: Callable[[], T]) -> T:
+    """Reads something of a field; damage is the replica's that it was read from."""
+    try:
+        return read()
+    except CorruptBlock as error:
+        raise ReplicaFailed(_damaged(rows.runs[name], error), _locate_damage(ref, name, rows, error)) from None
 
 
 def _check_views(read: Callable[[], Column], ref: PartitionRef, name: str, rows: RowSet) -> None:

@@ -10,6 +10,7 @@ import torch
 from tests.unit.client.fakes import FakeService, gone
 from tqclient.arguments import RowArguments
 from tqclient.batch import BatchData
+from tqclient.codec import Layout
 from tqclient.errors import (
     ClaimTimeout,
     CorruptBlock,
@@ -148,6 +149,20 @@ def test_damage_is_looked_at_twice_and_named(filled: FakeService, ref: Partition
         do_get(filled, ref, [2])
     assert filled.count("Locate") == 2
     assert do_get(filled, ref, [4]).columns["name"].list() == ["a"]
+
+
+def test_damage_of_a_large_copy_is_named_too(service: FakeService, ref: PartitionRef) -> None:
+    """Those of all fields are made together, at the end."""
+    values = {"other": torch.zeros(4, 10_000), "long": torch.ones(4, 10_000)}
+    ids = service.run(put(service.state, ref, values, RowArguments(), 5.0))
+    (block,) = service.blocks.values()
+    (stream,) = Layout.parse(block.directory).node("long").streams
+    service.first.memory[block.extents[0].offset + stream.offset + 3 * 40_000 - 8] ^= 1
+    with pytest.raises(
+        CorruptBlock, match=r"partition 'train', field 'long', row 2, sample 3: .* row 2 of its"
+    ) as raised:
+        do_get(service, ref, ids)
+    assert (raised.value.ids, raised.value.rows) == ((3,), (2,))
 
 
 def test_an_extent_that_is_gone_is_located_again(filled: FakeService, ref: PartitionRef) -> None:

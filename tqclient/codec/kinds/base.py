@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient.codec.checksum import unit_bytes
+from tqclient.codec.checksum import Checksums, unit_bytes
 from tqclient.codec.directory import NodePlan, StreamSize
+from tqclient.codec.parallel import Later
 from tqclient.errors import InvalidArgument
 from tqclient.schema import Form
 
@@ -35,8 +36,12 @@ class Encoder(ABC):
         """The streams of this column itself, without its children's."""
 
     @abstractmethod
-    def write(self, targets: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint64]]:
-        """Writes each stream into its place and returns the checksums of each."""
+    def write(self, targets: Sequence[NDArray[np.uint8]], later: Later) -> list[Checksums]:
+        """Writes each stream into its place, or leaves that to `later`.
+
+        Returns:
+            The checksums of each stream, to be finished when that was run.
+        """
 
     @abstractmethod
     def row_bytes(self) -> NDArray[np.int64]:

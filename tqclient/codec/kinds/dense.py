@@ -11,8 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from tqclient.codec import buffers, dtypes
+from tqclient.codec.checksum import Checksums
 from tqclient.codec.directory import DENSE, StreamSize
 from tqclient.codec.kinds.base import Column, Encoder, stream_size
+from tqclient.codec.parallel import Later
 from tqclient.codec.streams import Group, Reading, read_rows
 from tqclient.schema import Form
 
@@ -31,9 +33,9 @@ class DenseEncoder(Encoder):
     def streams(self) -> list[StreamSize]:
         return [stream_size(self.rows * self._row_bytes, self.rows)]
 
-    def write(self, targets: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint64]]:
+    def write(self, targets: Sequence[NDArray[np.uint8]], later: Later) -> list[Checksums]:
         sizes = np.full(len(self._pieces), targets[0].size // max(1, len(self._pieces)), np.int64)
-        return [buffers.write_all(self._pieces, sizes, targets[0], self.streams()[0].unit)]
+        return [buffers.write_all(self._pieces, sizes, targets[0], self.streams()[0].unit, later)]
 
     def blank(self, streams: Iterator[NDArray[np.uint8]]) -> tuple[Encoder, Any]:
         value = DenseColumn(self.form, next(streams), self.rows, is_view=True).value
@@ -91,5 +93,5 @@ class DenseColumn(Column):
 
 def read(groups: Sequence[Group], form: Form, reading: Reading) -> DenseColumn:
     """Reads a dense column."""
-    rows = read_rows(groups, 0, reading, view=not reading.copy)
+    rows = read_rows(groups, 0, reading, view=not reading.copy, later=reading.later)
     return DenseColumn(form, rows.data, len(rows.bounds) - 1, rows.is_view)

@@ -17,9 +17,11 @@ import torch
 from numpy.typing import NDArray
 
 from tqclient.codec import buffers, dtypes
+from tqclient.codec.checksum import Checksums
 from tqclient.codec.directory import DENSE, RAGGED, StreamSize
 from tqclient.codec.kinds.base import Column, Encoder, stream_size
 from tqclient.codec.kinds.dense import DenseColumn
+from tqclient.codec.parallel import Later
 from tqclient.codec.streams import Group, Reading, read_rows
 from tqclient.errors import CorruptBlock, InvalidArgument
 from tqclient.schema import Form
@@ -57,11 +59,11 @@ class RaggedEncoder(Encoder):
     def _shape_bytes(self) -> int:
         return 8 * (len(self.form.shape) + 1) if self._varying else 0
 
-    def write(self, targets: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint64]]:
+    def write(self, targets: Sequence[NDArray[np.uint8]], later: Later) -> list[Checksums]:
         sizes = np.array([targets[0].size], np.int64) if self._joined else self._counts * _item_bytes(self.form)
         units = [stream.unit for stream in self.streams()]
         pieces = [piece.reshape(-1) for piece in self._pieces] if self._varying else self._pieces
-        checksums = [buffers.write_all(pieces, sizes, targets[0], units[0])]
+        checksums = [buffers.write_all(pieces, sizes, targets[0], units[0], later)]
         if self._varying:
             shapes = np.array([piece.shape for piece in self._pieces], "<i8")
             checksums.append(buffers.write_bytes(shapes.tobytes(), targets[1], units[1]))
@@ -214,7 +216,7 @@ def _counts(group: Group) -> NDArray[np.int64]:
 
 def read(groups: Sequence[Group], form: Form, reading: Reading) -> RaggedColumn:
     """Reads a ragged column; rows of a dense one join."""
-    rows = read_rows(groups, 0, reading, view=not reading.copy)
+    rows = read_rows(groups, 0, reading, view=not reading.copy, later=reading.later)
     if len(groups) == 1:
         counts = _counts(groups[0])
     else:

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient.codec import buffers, parallel
+from tqclient.codec import buffers
 from tqclient.codec.checksum import Checksums
 from tqclient.codec.directory import BYTES, FLAG_PICKLE, RECORD, TEXT, StreamSize
 from tqclient.codec.header import aligned
 from tqclient.codec.kinds import text
 from tqclient.codec.kinds.base import Column, Encoder, stream_size
+from tqclient.codec.parallel import Later
 from tqclient.codec.refusal import Refused, RowPath
 from tqclient.codec.skeleton import Checker, SkeletonReader, SkeletonWriter
 from tqclient.codec.streams import Group, Reading, read_rows
@@ -47,12 +48,12 @@ class RecordEncoder(Encoder):
     def streams(self) -> list[StreamSize]:
         return [stream_size(int(counts.sum()), self.rows, counts) for counts in (self._counts, self._leaf_bytes)]
 
-    def write(self, targets: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint64]]:
+    def write(self, targets: Sequence[NDArray[np.uint8]], later: Later) -> list[Checksums]:
         units = [stream.unit for stream in self.streams()]
         skeletons = buffers.write_bytes(b"".join(self._skeletons), targets[0], units[0])
-        if not targets[1].size:
-            return [skeletons, np.zeros(0, np.uint64)]
         leaves = Checksums(targets[1], units[1])
+        if not targets[1].size:
+            return [skeletons, leaves]
         tasks: list[Callable[[], None]] = []
         start = 0
         for row, row_bytes in zip(self._leaves, self._leaf_bytes.tolist(), strict=True):
@@ -61,8 +62,8 @@ class RecordEncoder(Encoder):
                 targets[1][end : aligned(end)] = 0
                 tasks.extend(buffers.copies(leaf, leaves, start + offset))
             start += row_bytes
-        parallel.run(tasks, targets[1].size)
-        return [skeletons, leaves.finish()]
+        later.add(tasks, targets[1].size)
+        return [skeletons, leaves]
 
     def row_bytes(self) -> NDArray[np.int64]:
         return self._counts + self._leaf_bytes

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tqclient.codec.checksum import Checksums
 from tqclient.codec.directory import SHARED, NodePlan, StreamSize
 from tqclient.codec.kinds.base import Column, Encoder, stream_size
 from tqclient.codec.kinds.dense import DenseColumn
 from tqclient.codec.kinds.ragged import RaggedColumn
 from tqclient.codec.kinds.record import ListColumn
 from tqclient.codec.kinds.struct import StructColumn
+from tqclient.codec.parallel import Later
 from tqclient.codec.streams import Allocate, Group, Reading
 from tqclient.errors import CorruptBlock
 from tqclient.schema import Form
@@ -48,8 +50,8 @@ class SharedEncoder(Encoder):
     def streams(self) -> list[StreamSize]:
         return [stream_size(0, self.rows, self._picks)]
 
-    def write(self, targets: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint64]]:
-        return [np.zeros(0, np.uint64)]
+    def write(self, targets: Sequence[NDArray[np.uint8]], later: Later) -> list[Checksums]:
+        return [Checksums(targets[0], self.streams()[0].unit)]
 
     def row_bytes(self) -> NDArray[np.int64]:
         """A value counts with the first row that has it."""
@@ -152,7 +154,7 @@ def read(groups: Sequence[Group], form: Form, reading: Reading, read_column: Rea
         picks[group.at] = count + inverse
         count += len(wanted.rows)
     try:
-        values = read_column(inner, form, reading)
+        values = read_column(inner, form, replace(reading, later=None))  # which of the rows failed is told here
     except CorruptBlock as error:
         rows = [int(row) for value in error.rows for row in np.flatnonzero(picks == value)[:1]]
         raise CorruptBlock(error.message, rows=rows) from None

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tqclient.codec.checksum import Checksums
 from tqclient.codec.directory import STRUCT, StreamSize
 from tqclient.codec.kinds.base import Column, Encoder
+from tqclient.codec.parallel import Later
 from tqclient.codec.streams import Group, Reading
 from tqclient.schema import Form
 
@@ -31,7 +33,7 @@ class StructEncoder(Encoder):
     def streams(self) -> list[StreamSize]:
         return []
 
-    def write(self, targets: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint64]]:
+    def write(self, targets: Sequence[NDArray[np.uint8]], later: Later) -> list[Checksums]:
         return []
 
     def blank(self, streams: Iterator[NDArray[np.uint8]]) -> tuple[Encoder, Any]:

@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.codec import buffers
+from tqclient.codec.checksum import Checksums
 from tqclient.codec.directory import BYTES, TEXT, StreamSize
 from tqclient.codec.kinds.base import Encoder, stream_size
+from tqclient.codec.parallel import Later
 from tqclient.codec.streams import Group, Reading, read_rows
 from tqclient.errors import CorruptBlock
 from tqclient.schema import Form
@@ -30,7 +32,7 @@ class BytesEncoder(Encoder):
     def streams(self) -> list[StreamSize]:
         return [stream_size(len(self._joined), self.rows, self._counts)]
 
-    def write(self, targets: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint64]]:
+    def write(self, targets: Sequence[NDArray[np.uint8]], later: Later) -> list[Checksums]:
         return [buffers.write_bytes(self._joined, targets[0], self.streams()[0].unit)]
 
     def row_bytes(self) -> NDArray[np.int64]:
