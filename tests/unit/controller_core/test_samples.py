@@ -7,7 +7,7 @@ import pytest
 
 from tqclient.schema import Form
 from tqserver.controller.core.rows import blocks_of
-from tqserver.controller.core.samples import SampleTable, picked
+from tqserver.controller.core.samples import SampleTable, compact_index, picked
 
 FORM = Form("dense", "torch", "float32", (2,))
 SCATTERED = {
@@ -36,6 +36,13 @@ def table(rows: int = 8) -> SampleTable:
 @pytest.mark.parametrize("slots", SCATTERED.values(), ids=SCATTERED)
 def test_the_entries_of_slots_come_in_their_order(slots: list[int]) -> None:
     assert picked(list("abcdefgh"), np.array(slots, np.int64)) == ["abcdefgh"[slot] for slot in slots]
+
+
+@pytest.mark.parametrize("slots", SCATTERED.values(), ids=SCATTERED)
+def test_a_compact_index_selects_the_same(slots: list[int]) -> None:
+    index = compact_index(np.array(slots, np.int64))
+    assert np.arange(10, 18)[index].tolist() == [10 + slot for slot in slots]
+    assert isinstance(index, slice) == (slots in ([], [4], [2, 3, 4]))
 
 
 @pytest.mark.parametrize("slots", SCATTERED.values(), ids=SCATTERED)

@@ -16,7 +16,7 @@ from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver.controller.core import admission, changes, effects, validate
 from tqserver.controller.core.blocks import BlockRecord, sealed_effects
 from tqserver.controller.core.partition import Partition
-from tqserver.controller.core.samples import LENGTH_UNKNOWN
+from tqserver.controller.core.samples import LENGTH_UNKNOWN, Slots, compact_index
 from tqserver.controller.core.state import Effects, State
 
 T = TypeVar("T")
@@ -214,7 +214,7 @@ def _write(state: State, partition: Partition, put: validate.Commit, plan: _Plan
         partition.size_bytes += record.size_bytes
     block_ids = index.astype(np.uint64) + np.uint64(state.next_block)
     state.next_block += len(records)
-    slots = plan.slots[plan.written]
+    slots = compact_index(plan.slots[plan.written])
     _set_lengths(partition, put, slots, plan.written)
     replaced = [samples.write(name, slots, block_ids, row_in_block) for name in put.fields]
     out += sealed_effects(records)
@@ -226,9 +226,7 @@ def _write(state: State, partition: Partition, put: validate.Commit, plan: _Plan
         out.append(effects.RoomChanged(partition.partition_id))
 
 
-def _set_lengths(
-    partition: Partition, put: validate.Commit, slots: NDArray[np.int64], written: NDArray[np.bool_]
-) -> None:
+def _set_lengths(partition: Partition, put: validate.Commit, slots: Slots | slice, written: NDArray[np.bool_]) -> None:
     samples = partition.samples
     for field, (form, _) in put.fields.items():
         dense = dict(validate.dense_lengths(field, form))
