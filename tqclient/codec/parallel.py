@@ -94,9 +94,14 @@ class Later:
         self.tasks.extend(tasks)
         self.size_bytes += size_bytes
 
+    def take(self) -> list[Task]:
+        """Returns the tasks and lets go of them: they may hold what holds this object."""
+        tasks, self.tasks = self.tasks, []
+        return tasks
+
     def run(self) -> None:
         """Runs them; raises what the first failing one raised."""
-        run(self.tasks, self.size_bytes)
+        run(self.take(), self.size_bytes)
 
 
 def run(tasks: Sequence[Task], size_bytes: int) -> None:

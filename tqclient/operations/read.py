@@ -256,7 +256,7 @@ def _fetch_and_decode(
             read = partial(read_column, name, parts, copy=copy, allocate=state.allocate, form=ref.form(name))
             mine = Later()
             columns[name] = _checked(ref, name, rows, partial(read, verify_views=False, later=mine))
-            copies.add([partial(_checked, ref, name, rows, copy) for copy in mine.tasks], mine.size_bytes)
+            copies.add([partial(_checked, ref, name, rows, copy) for copy in mine.take()], mine.size_bytes)
             if columns[name].is_view:
                 holdings.checks[name] = partial(_check_views, read, ref, name, rows)
         copies.run()

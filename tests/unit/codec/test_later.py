@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -85,6 +87,28 @@ def test_shared_values_say_themselves_which_row_was_damaged() -> None:
     with pytest.raises(CorruptBlock) as raised:
         block.read("shared", later=Later())
     assert list(raised.value.rows) == [1]
+
+
+def test_memory_goes_with_its_column(block: Block) -> None:
+    """Not with the next collection of garbage: until then, the next batch would need memory that is not there yet."""
+    gone: list[int] = []
+
+    def allocating(size: int) -> Any:
+        target = allocate(size)
+        weakref.finalize(target, gone.append, size)
+        return target
+
+    gc.disable()
+    try:
+        later = Later()
+        fields = ("dense", "ragged", "struct")
+        columns = [read_column(field, [block.part()], copy=True, allocate=allocating, later=later) for field in fields]
+        later.run()
+        assert gone == []
+        del later, columns
+        assert len(gone) == 4
+    finally:
+        gc.enable()
 
 
 def test_tasks_add_up() -> None:
