@@ -240,7 +240,7 @@ class WindowPool:
 
     @property
     def wants_closing(self) -> bool:
-        """Whether `take_closing` would return any."""
+        """Whether there are windows to be closed now; those that puts have drifted from may follow."""
         return bool(self._closing)
 
     def take_closing(self) -> list[Window]:

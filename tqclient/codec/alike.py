@@ -43,7 +43,7 @@ def array_lengths(rows: Sequence[NDArray[Any]]) -> NDArray[np.int64] | None:
 
 def _lengths(rows: Sequence[Any]) -> NDArray[np.int64] | None:
     dimensions = rows[0].ndim
-    if any(count != dimensions for count in set(map(_dimensions, rows))):
+    if set(map(_dimensions, rows)) != {dimensions}:
         return None
     if not dimensions:
         return np.zeros(len(rows), np.int64)

@@ -133,10 +133,10 @@ def read_rows(
         return Rows(data, bounds, is_view=not groups[0].owned_bytes)
     target = reading.allocate(int(bounds[-1]))
     if whole:
-        _Copy(groups[0], index, reading, target).run_one(int(starts[0]), int(stops[-1]), later)
+        _Copy(groups[0], index, reading, target, later).run_one(int(starts[0]), int(stops[-1]))
         return Rows(target, bounds, is_view=False)
     for group, (low, high) in zip(groups, extents, strict=True):
-        _Copy(group, index, reading, target).run(low, high, bounds[group.at], later)
+        _Copy(group, index, reading, target, later).run(low, high, bounds[group.at])
     return Rows(target, bounds, is_view=False)
 
 
@@ -178,27 +178,24 @@ def _damage(group: Group, stream: Stream, reading: Reading, unit: int) -> Corrup
 class _Copy:
     """One group's rows on their way into one target."""
 
-    def __init__(self, group: Group, index: int, reading: Reading, target: NDArray[np.uint8]) -> None:
+    def __init__(
+        self, group: Group, index: int, reading: Reading, target: NDArray[np.uint8], later: parallel.Later | None
+    ) -> None:
         self._group = group
         self._stream = group.node.streams[index]
         self._reading = reading
         self._target = target
+        self._later = later
 
-    def run_one(self, start: int, stop: int, later: parallel.Later | None) -> None:
+    def run_one(self, start: int, stop: int) -> None:
         """Copies the byte span [start, stop) of the stream to the target's beginning."""
         unit = self._stream.unit
         if start % unit == 0 and (stop % unit == 0 or stop == self._stream.length):
-            self._copy_units(start, stop, 0, later)
+            self._copy_units(start, stop, 0)
         else:
-            self.run(np.array([start]), np.array([stop]), np.zeros(1, np.int64), later)
+            self.run(np.array([start]), np.array([stop]), np.zeros(1, np.int64))
 
-    def run(
-        self,
-        starts: NDArray[np.int64],
-        stops: NDArray[np.int64],
-        at: NDArray[np.int64],
-        later: parallel.Later | None,
-    ) -> None:
+    def run(self, starts: NDArray[np.int64], stops: NDArray[np.int64], at: NDArray[np.int64]) -> None:
         """Copies the byte spans [starts, stops) of the stream to `at` in the target."""
         kept = starts < stops
         if not kept.all():
@@ -217,7 +214,7 @@ class _Copy:
         direct = whole_stop - whole >= _DIRECT_BYTES_MIN
         for run in np.flatnonzero(direct).tolist():
             start = int(whole[run])
-            self._copy_units(start, int(whole_stop[run]), int(at[run]) + start - int(starts[run]), later)
+            self._copy_units(start, int(whole_stop[run]), int(at[run]) + start - int(starts[run]))
         exact = ~direct & (whole == starts) & (whole_stop == stops)
         if exact.any():
             self._copy_exact(starts[exact], stops[exact], at[exact])
@@ -230,7 +227,7 @@ class _Copy:
         if left.any():
             self._copy_parts(*_split(begin[left], end[left], place[left], unit))
 
-    def _copy_units(self, start: int, stop: int, at: int, later: parallel.Later | None) -> None:
+    def _copy_units(self, start: int, stop: int, at: int) -> None:
         """Whole units go straight to the target and are hashed there."""
         stream = self._stream
         source = self._group.fetch(stream.offset + start, stop - start)
@@ -245,10 +242,10 @@ class _Copy:
                     _check(self._group, stream, self._reading, copied, unit, unit + unit_count(piece.size, stream.unit))
 
         tasks = [partial(copy, first) for first in range(0, stop - start, parallel.TASK_BYTES)]
-        if later is None:
+        if self._later is None:
             parallel.run(tasks, stop - start)
         else:
-            later.add(tasks, stop - start)
+            self._later.add(tasks, stop - start)
 
     def _copy_exact(self, begin: NDArray[np.int64], end: NDArray[np.int64], at: NDArray[np.int64]) -> None:
         """Runs of whole units, each too small for a copy of its own: straight to the target, and hashed there."""

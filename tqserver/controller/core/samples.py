@@ -418,11 +418,9 @@ class SampleTable:
 
     def _forget_names(self, slots: Slots) -> None:
         """Drops the keys and tags of samples."""
-        named = [key for key in picked(self.keys, slots) if key]
-        if named:
-            key_ids = self.key_ids
-            for key in named:
-                del key_ids[key]
+        for key in picked(self.keys, slots):
+            if key:
+                del self.key_ids[key]
         _fill(self.keys, slots, "")
         _fill(self.tags, slots, b"")
 
