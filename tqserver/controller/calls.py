@@ -17,8 +17,9 @@ from tqclient.wire.v1 import common_pb2, journal_pb2
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver import logs
 from tqserver.controller.core import Outcome
+from tqserver.controller.lines import Waiter
 from tqserver.controller.pipeline import Pipeline
-from tqserver.controller.waiters import Waiter, Waiters
+from tqserver.controller.waiters import Waiters
 
 DEADLINE_MARGIN_S: Final = 0.02
 """A call is answered this long before its gRPC deadline, so that its caller hears why."""
@@ -48,6 +49,8 @@ class _Call:
         try:
             self._calls.pipeline.core.choose(self._command)
             self._calls.pipeline.submit(self._command, self._applied)
+            if isinstance(self._waiter.request, pb.CommitRequest):
+                self._calls.waiters.coming(self._waiter.request)
         except TQError as error:
             self._calls.waiters.settled(self._waiter)
             self._refuse(error)

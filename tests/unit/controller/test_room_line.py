@@ -12,7 +12,8 @@ from tqclient.errors import BackpressureTimeout, ClaimTimeout, InvalidArgument, 
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import journal_pb2
 from tqserver.controller.core import ReadinessChanged, RoomChanged
-from tqserver.controller.waiters import Waiter, Waiters
+from tqserver.controller.lines import Waiter
+from tqserver.controller.waiters import Waiters
 
 WAIT: dict[str, Any] = {"staleness": "wait", "max_staleness": 0, "samples_per_version": 4}
 

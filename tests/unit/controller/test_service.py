@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.model.driver import ARENA, NODE, Driver, client_id
-from tqclient.errors import InvalidArgument
-from tqclient.wire.packing import I64, pack_array
+from tqclient.errors import DuplicateKey, InvalidArgument
+from tqclient.wire.packing import I64, pack_array, unpack_array
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import journal_pb2
 from tqserver.controller.core import Outcome
@@ -55,8 +55,11 @@ class Bench:
         request.mutation.session, request.mutation.settled_below = self.session, settled_below
         return request
 
-    def claim(self) -> pb.ClaimRequest:
-        return self.numbered(pb.ClaimRequest(partition_id=self.part, consumer="x", batch_size=1))
+    def claim(self, **options: Any) -> pb.ClaimRequest:
+        return self.numbered(pb.ClaimRequest(partition_id=self.part, consumer="x", batch_size=1, **options))
+
+    def commit(self, **options: Any) -> pb.CommitRequest:
+        return self.numbered(self.driver.commit(self.part, 1, **options))
 
     async def set_version(self, version: int, *, settled_below: int = 0) -> None:
         request = pb.SetVersionRequest(partition_id=self.part, version=version)
@@ -129,6 +132,42 @@ def test_a_request_that_is_repeated_as_another_command_is_refused(tmp_path: Path
         with pytest.raises(InvalidArgument, match="was a claim, and is now repeated as a settle"):
             await bench.service.Settle(settle, Context())
         assert bench.driver.counts(bench.part) == (0, 0, 1, 0, 0)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("bad", [False, True], ids=["whole", "a key exists"])
+def test_a_claim_that_waits_is_journaled_with_the_put_that_meets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: bool
+) -> None:
+    groups: list[list[str | None]] = []
+    append = SqliteJournal.append
+
+    def seen(journal: SqliteJournal, records: Sequence[bytes]) -> int:
+        groups.append([journal_pb2.Command.FromString(record).WhichOneof("body") for record in records])
+        return append(journal, records)
+
+    monkeypatch.setattr(SqliteJournal, "append", seen)
+
+    async def scenario(bench: Bench) -> None:
+        bench.driver.put(bench.session, bench.part, 1, keys=["known"])
+        await bench.service.Claim(bench.claim(), Context())
+        await bench.service.Claim(bench.claim(), Context())
+        waiting = asyncio.create_task(bench.service.Claim(bench.claim(wait_ms=10_000), Context()))
+        await asyncio.sleep(0)
+        groups.clear()
+        keys = ["known"] if bad else ["new"]
+        put = asyncio.create_task(bench.service.Commit(bench.commit(keys=keys), Context()))
+        if bad:
+            with pytest.raises(DuplicateKey):
+                await put
+            assert not waiting.done()
+            await bench.service.Commit(bench.commit(keys=["new"]), Context())
+        else:
+            await put
+        claimed = await waiting
+        assert unpack_array(claimed.rows.ids, I64, what="ids").tolist() == [3]
+        assert groups == ([["commit", "claim"], ["commit"], ["claim"]] if bad else [["commit", "claim"]])
 
     run(tmp_path, scenario)
 

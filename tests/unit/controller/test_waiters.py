@@ -20,7 +20,8 @@ from tqclient.errors import (
 )
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver.controller.core import Demand, Limit, Readiness
-from tqserver.controller.waiters import GRANTS_MAX, Waiter, Waiters
+from tqserver.controller.lines import GRANTS_MAX, Waiter
+from tqserver.controller.waiters import Waiters
 
 
 class Clock:
@@ -126,6 +127,11 @@ class Bench:
         self.waiters.readiness_changed(1)
         self.waiters.serve()
 
+    def coming(self, rows: int, *fields: str, ids: bytes = b"") -> None:
+        """A put went to the journal."""
+        written = [pb.Field(name=name) for name in fields or ("a",)]
+        self.waiters.coming(pb.CommitRequest(partition_id=1, rows=rows, fields=written, ids=ids))
+
 
 @pytest.fixture
 def bench() -> Bench:
@@ -222,6 +228,56 @@ def test_a_claim_that_comes_back_keeps_its_place(bench: Bench) -> None:
     bench.waiters.wait(first, 5)
     bench.ready(1)
     assert bench.granted == ["first", "first"]
+
+
+def test_claims_are_granted_for_a_put_that_is_on_its_way(bench: Bench) -> None:
+    first = bench.claim("first", 2)
+    bench.claim("second", 2)
+    bench.claim("third", 2)
+    bench.ready(1)
+    bench.coming(3)
+    assert bench.granted == ["first", "second"]  # 1 row is ready, 3 will be, 4 are promised
+    bench.ready(3)
+    bench.applied(first, 2)
+    bench.waiters.serve()
+    assert bench.granted == ["first", "second"]
+    bench.ready(2)
+    assert bench.granted == ["first", "second", "third"]
+
+
+def test_a_put_on_its_way_meets_a_claim_once_and_not_again_if_it_did_not_bring_enough(bench: Bench) -> None:
+    claim = bench.claim("claim", 2)
+    bench.claim("behind", 2)
+    bench.coming(2)
+    assert bench.granted == ["claim"]
+    bench.ready(1)  # one of its rows existed already
+    bench.waiters.settled(claim)
+    bench.waiters.wait(claim, 5)
+    bench.coming(2)
+    assert bench.granted == ["claim"]  # nor does anybody overtake it
+    bench.ready(1)
+    assert bench.granted == ["claim", "claim"]
+
+
+@pytest.mark.parametrize(
+    ("claim", "put", "granted"),
+    [
+        ({}, {"fields": ("a",)}, True),
+        ({"fields": ["a"]}, {"fields": ("a", "b")}, True),
+        ({"fields": ["a", "b"]}, {"fields": ("a",)}, False),  # b follows later
+        ({"fields": ["a", "b"]}, {"fields": ("b",), "ids": bytes(16)}, True),  # a may be there
+        ({"fields": ["a"]}, {"fields": ("b",), "ids": bytes(16)}, False),
+        ({"where": b"\x81\xa1k\x01"}, {"fields": ("a",)}, False),
+        ({"sampler": pb.Sampler(name="group")}, {"fields": ("a",)}, False),  # not any 2 rows will do
+        ({"batch_size": 3}, {"fields": ("a",)}, False),
+    ],
+)
+def test_which_claims_a_put_on_its_way_seems_to_meet(
+    bench: Bench, claim: dict[str, Any], put: dict[str, Any], granted: bool
+) -> None:
+    bench.claim("claim", **{"batch_size": 2, **claim})
+    bench.coming(2, *put["fields"], ids=put.get("ids", b""))
+    assert bench.granted == (["claim"] if granted else [])
 
 
 def test_a_claim_that_does_not_wait_is_answered_at_once(bench: Bench) -> None:

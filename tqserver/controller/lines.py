@@ -1,0 +1,370 @@
+"""Calls that wait on the server: claims for samples, puts and permits for room. Each is an entry in a line, no task.
+
+Claims stand in one line per (partition, consumer), and in it in one queue per choice of samples (fields, tags, sampler,
+rank), strictly in order: while
+the first claim of a queue cannot be met, the samples that are ready are kept for it, and those behind it wait, at most
+for as long as it does. Overtaken by smaller ones, a large batch would never gather. A claim for more samples than the
+partition may hold can only be met when that is sealed; it stands in a queue apart, and holds up nobody. Other choices
+wait for other samples, so the queues do not wait for each other.
+
+A granted claim takes effect only once it is journaled; until then its rows are promised, so that no more claims are
+granted than there are rows for, however many one put wakes. A change costs as much as there are queues in the line and
+grants to make, not as there are calls that wait.
+
+A claim that any samples meet need not wait until the put that brings them has taken effect: it is granted when that put
+goes to the journal, and lies there right behind it, so that one append makes both durable. When the put then brings
+less than it seemed to, the claim's record comes to nothing, and the claim goes back to its place.
+
+Puts and permits stand in one line per partition, strictly in order: a large put is not overtaken for ever by small
+ones. While some wait they are let in one at a time, because each changes how much room the next one finds. One that
+waits for a limit is overtaken by those alone that do not draw on that limit: samples of a permit, while others wait for
+the version that these will bring about; or samples of a version that is live, while others wait to bring a new one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from itertools import count, islice
+from typing import Any, Final, NamedTuple, Protocol
+
+from tqclient.errors import BackpressureTimeout, ClaimTimeout, Sealed, TQError
+from tqclient.wire.v1 import controller_pb2 as pb
+from tqserver.controller.core import Demand, Limit, Readiness
+
+GRANTS_MAX: Final = 64
+"""Claims of one line that are granted in one go; the next ones follow as soon as one of these took effect."""
+
+QueueKey = tuple[Any, ...]
+
+
+class Gauge(Protocol):
+    """What the core knows of waiting requests."""
+
+    def readiness(self, request: pb.ClaimRequest) -> Readiness:
+        """Whether the claim could be granted now, later, or never."""
+
+    def ready_count(self, request: pb.ClaimRequest) -> int:
+        """How many samples are ready for its consumer and fields."""
+
+    def countable(self, request: pb.ClaimRequest) -> bool:
+        """Whether any `batch_size` ready samples meet the claim."""
+
+    def is_outsized(self, request: pb.ClaimRequest) -> bool:
+        """Whether it asks for more samples than its partition may hold."""
+
+    def demand(self, request: pb.CommitRequest | pb.AcquirePermitRequest) -> Demand:
+        """Which limits the put or permit draws on, and which of them hold it back."""
+
+    def room_queue(self, request: pb.CommitRequest | pb.AcquirePermitRequest) -> object:
+        """What puts and permits have in common that draw on the same limits."""
+
+    def rate_note(self, request: pb.ClaimRequest) -> str:
+        """How a rate limit holds the claim back, to end a message with."""
+
+
+class Coming(NamedTuple):
+    """What a put will bring that is on its way to the journal.
+
+    Attributes:
+        fields: that it writes.
+        rows: how many.
+        new: whether they are new samples; else they are there already, with other fields.
+    """
+
+    fields: frozenset[str]
+    rows: int
+    new: bool
+
+    @classmethod
+    def of(cls, request: pb.CommitRequest) -> Coming:
+        """Returns what a put brings at most: rows that exist already count too."""
+        return cls(frozenset(field.name for field in request.fields), request.rows, not request.ids)
+
+    def ready_for(self, request: pb.ClaimRequest) -> int:
+        """Returns how many samples it seems to make ready for a claim."""
+        if request.where:  # by their tags: that is the core's to say
+            return 0
+        wanted = set(request.fields)
+        completes = wanted <= self.fields if self.new else not wanted.isdisjoint(self.fields)
+        return self.rows if completes else 0
+
+
+class Waiter:
+    """A call that waits for its turn.
+
+    Args:
+        request: a ClaimRequest, a CommitRequest or an AcquirePermitRequest.
+        grant: called when it is its turn; whoever is granted says `settled` once that took effect, or failed to.
+        refuse: called when its turn will not come.
+
+    Attributes:
+        choice: of a claim that stands in its line: what decides which samples are ready for it.
+        countable: of such a claim: any `batch_size` ready samples meet it.
+        foreseen: of such a claim: it was granted once already for a put that was on its way.
+    """
+
+    _tickets = count(1)
+
+    def __init__(self, request: Any, grant: Callable[[], None], refuse: Callable[[TQError], None]) -> None:
+        self.request = request
+        self.grant = grant
+        self.refuse = refuse
+        self.ticket = next(self._tickets)
+        self.queue_key: QueueKey = ()
+        self.choice: QueueKey = ()
+        self.countable = False
+        self.foreseen = False
+        self.promised = 0
+        self.cancel_deadline: Callable[[], object] = lambda: None
+
+
+Served = list[tuple[Waiter, TQError | None]]
+"""Who left the line, and what for it is refused."""
+
+
+class Line(ABC):
+    """Those who wait for one thing, in queues, each in the order of its tickets.
+
+    Attributes:
+        promised: what was granted and has not taken effect yet.
+    """
+
+    def __init__(self, gauge: Gauge) -> None:
+        self._gauge = gauge
+        self._queues: dict[QueueKey, dict[Waiter, None]] = {}
+        self.promised = 0
+
+    def __iter__(self) -> Iterator[Waiter]:
+        return (waiter for queue in self._queues.values() for waiter in queue)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def __contains__(self, waiter: Waiter) -> bool:
+        return waiter in self._queues.get(waiter.queue_key, ())
+
+    @property
+    def idle(self) -> bool:
+        """Nobody waits, and nothing is promised."""
+        return not self._queues and not self.promised
+
+    @abstractmethod
+    def queue_of(self, request: Any) -> QueueKey:
+        """Returns what a request has in common with those whose turn comes after its own."""
+
+    @abstractmethod
+    def serve(self, newcomer: Waiter | None = None) -> Served:
+        """Takes out those whose turn it is; with a newcomer, only its own queue can have changed."""
+
+    @abstractmethod
+    def timeout(self, waiter: Waiter) -> TQError:
+        """Returns what to say to one who waited in vain."""
+
+    def add(self, waiter: Waiter) -> None:
+        """Puts one in its place: at the end, or further up if it was granted and came back."""
+        key = waiter.queue_key = self.queue_of(waiter.request)
+        queue = self._queues.setdefault(key, {})
+        came_back = bool(queue) and next(reversed(queue)).ticket > waiter.ticket
+        queue[waiter] = None
+        if came_back:
+            self._queues[key] = dict.fromkeys(sorted(queue, key=lambda each: each.ticket))
+
+    def remove(self, waiter: Waiter) -> bool:
+        """Takes one out; says whether it was there."""
+        queue = self._queues.get(waiter.queue_key, {})
+        if waiter not in queue:
+            return False
+        del queue[waiter]
+        if not queue:
+            del self._queues[waiter.queue_key]
+        return True
+
+
+def _choice(request: pb.ClaimRequest) -> tuple[Any, ...]:
+    """Returns what decides which samples are ready for a claim."""
+    return tuple(sorted(request.fields)), request.where
+
+
+def _amount(request: pb.ClaimRequest) -> str:
+    return str(request.batch_size) if request.batch_size else f"{request.max_tokens} tokens"
+
+
+class ClaimLine(Line):
+    """The claims of one consumer of one partition."""
+
+    def add(self, waiter: Waiter) -> None:
+        """Puts one in its place. What never changes about it is looked up here, once, and not at every grant."""
+        waiter.choice = _choice(waiter.request)
+        waiter.countable = self._gauge.countable(waiter.request)
+        super().add(waiter)
+
+    def queue_of(self, request: Any) -> QueueKey:
+        """Which samples it waits for, and as whom; and whether it can be met while the partition takes samples."""
+        sampler = request.sampler.SerializeToString(deterministic=True)
+        topology = request.topology.SerializeToString(deterministic=True)
+        return (*_choice(request), sampler, topology, self._gauge.is_outsized(request))
+
+    def serve(self, newcomer: Waiter | None = None, coming: Coming | None = None) -> Served:
+        """Grants the first claims of the queues while they can be met, in the order of their tickets.
+
+        Args:
+            newcomer: the only one whose queue can have changed.
+            coming: a put that is on its way to the journal; grants what it seems to bring, once to each claim.
+        """
+        served: Served = []
+        keys = list(self._queues) if newcomer is None else [newcomer.queue_key]
+        counts: dict[Any, int] = {}
+        grants = 0
+        while keys and grants < GRANTS_MAX:
+            first: Waiter | None = None
+            for key in tuple(keys):
+                head = self._head(key, counts, served, coming)
+                if head is None:
+                    keys.remove(key)  # promises only grow in here: not this time
+                elif first is None or head.ticket < first.ticket:
+                    first = head
+            if first is None:
+                break
+            first.promised = self._promise(first, counts)
+            first.foreseen |= coming is not None
+            self.promised += first.promised
+            served.append((first, None))
+            self.remove(first)
+            grants += 1
+        return served
+
+    def _head(self, key: QueueKey, counts: dict[Any, int], served: Served, coming: Coming | None) -> Waiter | None:
+        """Returns the first claim of a queue if it can be met; takes out those before it that never will be."""
+        while key in self._queues:
+            head = next(iter(self._queues[key]))
+            try:
+                verdict = self._verdict(head, counts) if coming is None else self._foresee(head, counts, coming)
+            except TQError as error:  # of this one alone: its session ended, say
+                served.append((head, error))
+                self.remove(head)
+                continue
+            if verdict is Readiness.DRAINED:
+                sealed = Sealed(
+                    f"partition {head.request.partition_id} is sealed, and consumer {head.request.consumer!r} "
+                    "has had all of it"
+                )
+                served.extend((waiter, sealed) for waiter in self._queues.pop(key))
+            return head if verdict is Readiness.READY else None
+        return None
+
+    def _promise(self, waiter: Waiter, counts: dict[Any, int]) -> int:
+        """Returns how many ready samples a claim may take that is granted now; above 0."""
+        count = counts[waiter.choice]
+        return max(min(waiter.request.batch_size, count) if waiter.countable else count, 1)
+
+    def _verdict(self, waiter: Waiter, counts: dict[Any, int]) -> Readiness:
+        request = waiter.request
+        if waiter.choice not in counts:
+            counts[waiter.choice] = self._gauge.ready_count(request)
+        if not self.promised:
+            return self._gauge.readiness(request)
+        if not waiter.countable:
+            return Readiness.WAIT
+        # The rest of a sealed partition may be smaller than a batch; that is looked at once every promise is kept.
+        return Readiness.READY if counts[waiter.choice] - self.promised >= request.batch_size else Readiness.WAIT
+
+    def _foresee(self, waiter: Waiter, counts: dict[Any, int], coming: Coming) -> Readiness:
+        request = waiter.request
+        if not waiter.countable or waiter.foreseen:
+            return Readiness.WAIT
+        if waiter.choice not in counts:
+            counts[waiter.choice] = self._gauge.ready_count(request) + coming.ready_for(request)
+        return Readiness.READY if counts[waiter.choice] - self.promised >= request.batch_size else Readiness.WAIT
+
+    def timeout(self, waiter: Waiter) -> TQError:
+        """ClaimTimeout, with how far it was."""
+        request = waiter.request
+        try:
+            ready, note = self._gauge.ready_count(request), self._gauge.rate_note(request)
+        except TQError as error:
+            return error
+        promised = f", {self.promised} of them promised to others," if self.promised else ""
+        first = next(iter(self._queues.get(waiter.queue_key, ())), waiter)
+        earlier = f"; a claim for {_amount(first.request)} came first" if first.ticket < waiter.ticket else ""
+        return ClaimTimeout(
+            f"consumer {request.consumer!r} of partition {request.partition_id}: {ready} samples are ready{promised} "
+            f"for {list(request.fields) or 'every field'}, and "
+            f"{_amount(request)} were asked for{earlier}{note}"
+        )
+
+
+class RoomLine(Line):
+    """The puts and permits of one partition that wait for room."""
+
+    def queue_of(self, request: Any) -> QueueKey:
+        """What limits it draws on."""
+        return (self._gauge.room_queue(request),)
+
+    def serve(self, newcomer: Waiter | None = None) -> Served:
+        """Lets in the first one that has room and draws on no limit that somebody who came before it waits for.
+
+        A newcomer that draws on no limit at all goes past the line: those who wait may be waiting for the very samples
+        that it completes.
+        """
+        served: Served = []
+        if newcomer is not None and self._passes(newcomer):
+            self.remove(newcomer)
+            return [(newcomer, None)]
+        while not self.promised:
+            first = self._first(served)
+            if first is None:
+                break
+            first.promised = self.promised = int(first is not newcomer)
+            served.append((first, None))
+            self.remove(first)
+        return served
+
+    def _passes(self, newcomer: Waiter) -> bool:
+        if len(self) == 1 and not self.promised:
+            return False  # there is no line
+        try:
+            return not self._gauge.demand(newcomer.request).draws
+        except TQError:
+            return True  # it need not wait to be refused
+
+    def _first(self, served: Served) -> Waiter | None:
+        """Returns the one to be let in; takes out those before it that never will be."""
+        held: set[Limit] = set()
+        heads = [(head.ticket, head) for head in self._heads()]
+        while heads:
+            _, head = heapq.heappop(heads)
+            try:
+                demand = self._gauge.demand(head.request)
+            except TQError as error:
+                served.append((head, error))
+                self.remove(head)
+                for after in islice(self._queues.get(head.queue_key, ()), 1):
+                    heapq.heappush(heads, (after.ticket, after))
+                continue
+            if not demand.lacks and not demand.draws & held:
+                return head
+            held |= demand.lacks.keys()
+        return None
+
+    def _heads(self) -> list[Waiter]:
+        return sorted((next(iter(queue)) for queue in self._queues.values()), key=lambda head: head.ticket)
+
+    def timeout(self, waiter: Waiter) -> TQError:
+        """BackpressureTimeout, naming the limits that hold it back."""
+        request = waiter.request
+        try:
+            demand = self._gauge.demand(request)
+            reasons = list(demand.lacks.values())
+            for earlier in self._heads():
+                if earlier.ticket < waiter.ticket and not reasons:
+                    lacks = self._gauge.demand(earlier.request).lacks
+                    reasons += [f"another came first: {why}" for why in lacks.values()]
+        except TQError as error:
+            return error
+        what = f"{request.rows} rows" if isinstance(request, pb.CommitRequest) else f"a permit for {request.samples}"
+        return BackpressureTimeout(
+            f"partition {request.partition_id} had no room for {what}: {'; '.join(reasons) or 'others came first'}. "
+            "Wait longer, or clear what was consumed"
+        )
