@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.errors import InvalidArgument
+from tqclient.texts import cut_texts
 from tqclient.wire.v1.common_pb2 import Packed
 
 I64 = np.dtype("<i8")
@@ -75,14 +77,17 @@ def unpack_blobs(packed: Packed, *, what: str, rows: int | None = None) -> list[
     Raises:
         InvalidArgument: the number, order or extent of the strings does not fit.
     """
+    data, bounds = packed.data, _bounds(packed, what, rows)
+    return [data[start:end] for start, end in itertools.pairwise(bounds.tolist())]
+
+
+def _bounds(packed: Packed, what: str, rows: int | None) -> NDArray[np.int64]:
     ends = unpack_array(packed.ends, U32, what=f"{what}.ends", rows=rows)
-    data = packed.data
-    if (int(ends[-1]) if len(ends) else 0) != len(data):
-        raise InvalidArgument(f"{what}: {len(data)} bytes of data, but the last string ends elsewhere")
+    if (int(ends[-1]) if len(ends) else 0) != len(packed.data):
+        raise InvalidArgument(f"{what}: {len(packed.data)} bytes of data, but the last string ends elsewhere")
     if len(ends) > 1 and bool(np.any(ends[1:] < ends[:-1])):
         raise InvalidArgument(f"{what}.ends: not ascending")
-    bounds = ends.tolist()
-    return [data[start:end] for start, end in zip([0, *bounds], bounds, strict=False)]
+    return np.concatenate((np.zeros(1, np.int64), ends))
 
 
 def pack_strings(strings: Sequence[str]) -> Packed:
@@ -96,7 +101,8 @@ def unpack_strings(packed: Packed, *, what: str, rows: int | None = None) -> lis
     Raises:
         InvalidArgument: as `unpack_blobs`, or a string is not UTF-8.
     """
+    bounds = _bounds(packed, what, rows)
     try:
-        return [blob.decode() for blob in unpack_blobs(packed, what=what, rows=rows)]
+        return cut_texts(np.frombuffer(packed.data, np.uint8), bounds)
     except UnicodeDecodeError as error:
         raise InvalidArgument(f"{what}: not UTF-8 ({error.reason})") from None

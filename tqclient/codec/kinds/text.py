@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,10 @@ from tqclient.codec.checksum import Checksums
 from tqclient.codec.directory import BYTES, TEXT, StreamSize
 from tqclient.codec.kinds.base import Encoder, stream_size
 from tqclient.codec.parallel import Later
-from tqclient.codec.streams import Group, Reading, read_rows
+from tqclient.codec.streams import Group, Reading, Rows, read_rows
 from tqclient.errors import CorruptBlock
 from tqclient.schema import Form
+from tqclient.texts import cut_texts
 
 
 class BytesEncoder(Encoder):
@@ -76,22 +77,20 @@ def encode_bytes(values: Sequence[bytes]) -> BytesEncoder:
 def read(group: Group, reading: Reading) -> list[str] | list[bytes]:
     """Reads the rows of one block."""
     rows = read_rows([group], 0, reading, view=False)
-    spans = itertools.pairwise(rows.bounds.tolist())
     if group.node.kind == TEXT:
         try:
-            text = str(rows.data.data, "ascii")
-            return [text[start:stop] for start, stop in spans]
+            return cut_texts(rows.data, rows.bounds)
         except UnicodeDecodeError:
-            return _decode(rows.data.tobytes(), spans, group, reading)
+            raise _not_text(rows, group, reading) from None
     data = rows.data.tobytes()
-    return [data[start:stop] for start, stop in spans]
+    return [data[start:stop] for start, stop in itertools.pairwise(rows.bounds.tolist())]
 
 
-def _decode(data: bytes, spans: Iterable[tuple[int, int]], group: Group, reading: Reading) -> list[str]:
-    texts = []
-    for row, (start, stop) in zip(group.at.tolist(), spans, strict=True):
+def _not_text(rows: Rows, group: Group, reading: Reading) -> CorruptBlock:
+    data = rows.data.tobytes()
+    for row, (start, stop) in zip(group.at.tolist(), itertools.pairwise(rows.bounds.tolist()), strict=True):
         try:
-            texts.append(data[start:stop].decode())
+            data[start:stop].decode()
         except UnicodeDecodeError as error:
-            raise CorruptBlock(f"field {reading.path!r}: a text is not UTF-8: {error}", rows=[row]) from None
-    return texts
+            return CorruptBlock(f"field {reading.path!r}: a text is not UTF-8: {error}", rows=[row])
+    raise AssertionError("each text by itself is UTF-8")
