@@ -5,15 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.arguments import NO_VERSION
+from tqclient.errors import InvalidArgument
+from tqclient.limits import MESSAGE_BYTES_MAX
 from tqclient.wire.packing import I64, U32, U64, unpack_array, unpack_blobs, unpack_strings
-from tqclient.wire.v1 import common_pb2
+from tqclient.wire.v1 import common_pb2, controller_pb2
+
+ROWS_MAX: Final = MESSAGE_BYTES_MAX // 8
+"""Of one reply, each with an id of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,7 @@ class RowSet:
         Raises:
             InvalidArgument: the arrays do not fit each other.
         """
-        ids = unpack_array(rows.ids, I64, what="rows.ids").astype(np.int64)
+        ids = ids_of(rows)
         count = len(ids)
         runs: dict[str, list[Run]] = {}
         for placement in rows.placements:
@@ -76,7 +81,7 @@ class RowSet:
             _groups(rows, count),
             _tags(rows, count),
             np.stack([_versions(rows.version_min, count), _versions(rows.version_max, count)], axis=1),
-            _or_filled(rows.attempts, U32, count, 0),
+            _or_filled(rows.attempts, U32, count, rows.attempt),
             {field: runs[field] for field in fields},
             {block.block_id: block for block in rows.blocks},
         )
@@ -84,6 +89,32 @@ class RowSet:
     def tags_by_row(self) -> list[dict[str, Any]]:
         """Returns a dict for each row, in any case."""
         return [{} for _ in self.ids] if self.tags is None else self.tags
+
+
+def ids_of(message: common_pb2.Rows | controller_pb2.CommitReply, rows: int | None = None) -> NDArray[np.int64]:
+    """Returns the ids of a reply, int64 [rows], in full or as runs.
+
+    Raises:
+        InvalidArgument: there are not as many as there must be, or too many.
+    """
+    if not message.id_runs:
+        return unpack_array(message.ids, I64, what="ids", rows=rows).astype(np.int64)
+    runs = unpack_array(message.id_runs, I64, what="id_runs", columns=2).astype(np.int64)
+    ids = _ascending(runs[:, 0], runs[:, 1], what="id_runs")
+    if rows is not None and len(ids) != rows:
+        raise InvalidArgument(f"id_runs: {len(ids)} ids, expected {rows}")
+    return ids
+
+
+def _ascending(first: NDArray[np.int64], counts: NDArray[np.int64], *, what: str) -> NDArray[np.int64]:
+    """Returns what runs stand for: `counts[i]` numbers that ascend from `first[i]` by one, after each other."""
+    rows = int(counts.sum()) if counts.min(initial=0) >= 0 and counts.max(initial=0) <= ROWS_MAX else -1
+    if not 0 <= rows <= ROWS_MAX:
+        raise InvalidArgument(f"{what}: runs of {counts[:8].tolist()} rows; expected {ROWS_MAX} in all, at most")
+    if len(first) == 1:
+        return np.arange(int(first[0]), int(first[0]) + rows)
+    values: NDArray[np.int64] = np.arange(rows) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+    return values
 
 
 # What no row has is not sent: most rows have few of these.
@@ -119,7 +150,21 @@ def _or_filled(packed: bytes, dtype: np.dtype[Any], count: int, value: int) -> N
 
 
 def _runs(placement: common_pb2.Placement, count: int) -> list[Run]:
-    blocks = unpack_array(placement.block, U64, what="placement.block", rows=count)
-    rows = unpack_array(placement.row, U32, what="placement.row", rows=count).astype(np.int64)
-    bounds = [0, *(np.flatnonzero(blocks[1:] != blocks[:-1]) + 1).tolist(), count]
-    return [Run(int(blocks[a]), rows[a:b]) for a, b in itertools.pairwise(bounds) if a < b]
+    if placement.runs:
+        what = "placement.runs"
+        blocks, first, counts = unpack_array(placement.runs, U64, what=what, columns=3).T
+        counts = counts.astype(np.int64)
+        rows = _ascending(first.astype(np.int64), counts, what=what)
+        if len(rows) != count:
+            raise InvalidArgument(f"{what}: {len(rows)} rows, expected {count}")
+        starts = np.cumsum(counts) - counts
+    else:
+        blocks = unpack_array(placement.block, U64, what="placement.block", rows=count)
+        rows = unpack_array(placement.row, U32, what="placement.row", rows=count).astype(np.int64)
+        starts = np.arange(count)
+    if not count:
+        return []
+    changes = np.flatnonzero(blocks[1:] != blocks[:-1]) + 1
+    bounds = [0, *starts[changes].tolist(), count]
+    heads = blocks[np.concatenate((np.zeros(1, np.int64), changes))].tolist()
+    return [Run(block, rows[a:b]) for block, (a, b) in zip(heads, itertools.pairwise(bounds), strict=True) if a < b]

@@ -40,10 +40,17 @@ USAGE_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A session of this client at the controller."""
+    """A session of this client at the controller.
+
+    Attributes:
+        session: its number.
+        lease_ms: milliseconds that it lives without a heartbeat.
+        narrow_lengths: whether the controller reads the lengths of rows in fewer than four bytes each.
+    """
 
     session: int
     lease_ms: int
+    narrow_lengths: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +218,7 @@ class ClientState:
 
     def session_opened(self, reply: controller_pb2.OpenSessionReply) -> Session:
         """Books a new session."""
-        session = Session(reply.session, reply.lease_ms)
+        session = Session(reply.session, reply.lease_ms, reply.narrow_lengths)
         with self._lock:
             self._session = session
             self.epoch = reply.epoch

@@ -20,10 +20,10 @@ from tqclient.operations.effects import UNKNOWN_OUTCOME, Deadline, Operation, Wo
 from tqclient.operations.nodes import Placed, reserve
 from tqclient.operations.put import Blocks, Prepared, commit, commit_request, prepare, put, settle_room
 from tqclient.operations.sessions import in_session, session_is_live
+from tqclient.rows import ids_of
 from tqclient.spec import Spec, placeholders
 from tqclient.state import ClientState, Session
 from tqclient.transport.base import Lent
-from tqclient.wire.packing import I64, unpack_array
 
 
 @dataclass(slots=True)
@@ -151,7 +151,7 @@ def _publish_in_place(
         ) from None
     _end(state, place, "committed")
     ref.fields_changed(reply.fields)
-    return unpack_array(reply.ids, I64, what="ids", rows=filled.plan.rows).astype(np.int64)
+    return ids_of(reply, filled.plan.rows)
 
 
 def _take_back(state: ClientState, prepared: Prepared, place: _Place) -> Prepared:

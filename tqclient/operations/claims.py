@@ -133,6 +133,7 @@ def _request(consumer: ConsumerRef, batch_size: int | None, max_tokens: int | No
         fields=consumer.fields,
         sampler=consumer.sampler.to_wire(),
         where=consumer.where,
+        runs=True,
     )
     if batch_size is not None:
         request.batch_size = _checked("batch_size", batch_size, limits.ROWS_PER_CLAIM_MAX)

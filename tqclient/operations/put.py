@@ -22,10 +22,11 @@ from tqclient.operations.effects import CONTROLLER, UNKNOWN_OUTCOME, Deadline, O
 from tqclient.operations.nodes import Placed, Target, give_up, patience, reserve
 from tqclient.operations.permits import PermitHandle
 from tqclient.operations.sessions import in_session, pause_and_refresh, session_is_live
+from tqclient.rows import ids_of
 from tqclient.schema import Form, join
 from tqclient.state import ClientState, Session
 from tqclient.windows import Fate
-from tqclient.wire.packing import I64, U8, U32, pack_array, unpack_array
+from tqclient.wire.packing import U8, U32, pack_array, pack_narrow
 from tqclient.wire.v1 import controller_pb2 as pb
 
 BLOCK_BYTES: Final = 1024 * MIB
@@ -84,7 +85,7 @@ class Prepared:
     Attributes:
         plan: of all rows.
         blocks: the same rows cut into blocks.
-        request: the commit, without mutation and blocks.
+        request: the commit, without mutation, blocks and lengths.
     """
 
     plan: Plan
@@ -133,7 +134,7 @@ def put(
     finally:
         state.requests.settle(number)
     ref.fields_changed(reply.fields)
-    return unpack_array(reply.ids, I64, what="ids", rows=prepared.plan.rows).astype(np.int64)
+    return ids_of(reply, prepared.plan.rows)
 
 
 class _PermitGone(Exception):
@@ -159,15 +160,10 @@ def prepare(ref: PartitionRef, values: Any, arguments: RowArguments) -> Prepared
     """
     plan = measure(normalise(values))
     _check_fields(ref, plan.forms)
-    request = pb.CommitRequest(partition_id=ref.partition_id, **arguments.to_wire(plan.rows))
+    request = pb.CommitRequest(partition_id=ref.partition_id, runs=True, **arguments.to_wire(plan.rows))
     request.fields.extend(pb.Field(name=name, form=form.to_bytes()) for name, form in plan.forms.items())
     if plan.rows == 0:
         return None
-    request.lengths.extend(
-        pb.FieldLengths(field=path, lengths=pack_array(lengths, U32))
-        for path, lengths in plan.lengths().items()
-        if lengths.max() <= limits.ROW_LENGTH_MAX
-    )
     return Prepared(plan, Blocks(plan), request)
 
 
@@ -315,11 +311,19 @@ def commit_request(
     request = pb.CommitRequest()
     request.CopyFrom(prepared.request)
     request.mutation.CopyFrom(state.mutation(number, session))
+    request.lengths.extend(_lengths(prepared.plan, narrow=session.narrow_lengths))
     request.blocks.extend(
         pb.BlockWrite(extents=[target.cut.extent() for target in targets], directory=directory, rows=block.rows)
         for block, targets, directory in zip(prepared.blocks.way(placed.way), placed.targets, directories, strict=True)
     )
     return request
+
+
+def _lengths(plan: Plan, *, narrow: bool) -> Iterator[pb.FieldLengths]:
+    for path, lengths in plan.lengths().items():
+        if lengths.max() <= limits.ROW_LENGTH_MAX:
+            packed, width = pack_narrow(lengths) if narrow else (pack_array(lengths, U32), 0)
+            yield pb.FieldLengths(field=path, lengths=packed, width=width)
 
 
 def commit(

@@ -84,7 +84,7 @@ def get(
     wanted = wanted_ranges(ranges)
     if (ids is None) == (keys is None):
         raise InvalidArgument("get: give ids or keys, one of the two")
-    request = pb.LocateRequest(partition_id=ref.partition_id)
+    request = pb.LocateRequest(partition_id=ref.partition_id, runs=True)
     if ids is not None:
         request.ids = pack_array(row_ids(ids), I64)
     elif keys is not None:

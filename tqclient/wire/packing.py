@@ -16,6 +16,7 @@ from tqclient.wire.v1.common_pb2 import Packed
 I64 = np.dtype("<i8")
 U64 = np.dtype("<u8")
 U32 = np.dtype("<u4")
+U16 = np.dtype("<u2")
 U8 = np.dtype("u1")
 
 
@@ -60,6 +61,26 @@ def unpack_array(
         raise InvalidArgument(f"{what}: {len(data)} bytes, expected {expected}")
     array = np.frombuffer(data, dtype=dtype)
     return array if columns == 1 else array.reshape(-1, columns)
+
+
+def pack_narrow(values: NDArray[Any]) -> tuple[bytes, int]:
+    """Packs integers from 0 to 2**32 - 1 in as few bytes each as the largest one needs; returns that number, too."""
+    most = int(values.max(initial=0))
+    dtype = U8 if most < 1 << 8 else U16 if most < 1 << 16 else U32
+    return pack_array(values, dtype), dtype.itemsize
+
+
+def unpack_narrow(data: bytes, width: int, *, what: str, rows: int) -> NDArray[np.uint32]:
+    """Unpacks what `pack_narrow` made; a width of 0 is 4.
+
+    Raises:
+        InvalidArgument: there is no such width, or the length does not fit.
+    """
+    dtypes: dict[int, np.dtype[Any]] = {0: U32, 1: U8, 2: U16, 4: U32}
+    dtype = dtypes.get(width)
+    if dtype is None:
+        raise InvalidArgument(f"{what}: integers of {width} bytes; expected 1, 2 or 4")
+    return unpack_array(data, dtype, what=what, rows=rows).astype(U32, copy=False)
 
 
 def pack_blobs(blobs: Iterable[bytes]) -> Packed:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-import numpy as np
-
 from tqclient import limits
 from tqclient.errors import InvalidArgument, LeaseExpired, SampleNotFound
 from tqclient.wire.packing import U64, pack_blobs, unpack_array
 from tqclient.wire.v1 import common_pb2
 from tqserver.controller.core import Core
+from tqserver.controller.runs import blocks_of
 
 SENT_PER_SESSION_MAX: Final = 16_384
 """Blocks that a session is known to have been sent; a client should cache about as many."""
@@ -39,7 +38,7 @@ class Directories:
         sent = self._sent_to(session)
         placed: set[int] = set()
         for placement in rows.placements:
-            placed.update(np.frombuffer(placement.block, dtype=U64).tolist())
+            placed.update(blocks_of(placement))
         self._drop_gone(sent, 1 + len(placed))  # more than are added: it catches up
         room = -1
         for block_id in sorted(placed):

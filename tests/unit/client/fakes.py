@@ -261,6 +261,7 @@ class FakeService:
         self.sent_directories: set[int] = set()
         self.pins: set[int] = set()
         self.topology_version = 0
+        self.narrow_lengths = True
         self._sessions_made = 0
         self._replies: dict[int, Any] = {}
         self.state = ClientState("fake:7700", 30.0, self._open, allocate, clock=self.clock, rng=random.Random(1))
@@ -359,7 +360,13 @@ class FakeService:
     def on_open_session(self, request: pb.OpenSessionRequest) -> pb.OpenSessionReply:
         self._sessions_made += 1
         self.sessions.add(self._sessions_made)
-        return pb.OpenSessionReply(session=self._sessions_made, lease_ms=LEASE_MS, epoch=1, nodes=self._described())
+        return pb.OpenSessionReply(
+            session=self._sessions_made,
+            lease_ms=LEASE_MS,
+            epoch=1,
+            nodes=self._described(),
+            narrow_lengths=self.narrow_lengths,
+        )
 
     def _described(self) -> list[pb.Node]:
         return [node.node for node in self.nodes]

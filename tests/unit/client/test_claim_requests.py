@@ -18,7 +18,7 @@ from tqclient.info import PartitionRef
 from tqclient.operations.claims import claim, settle
 from tqclient.operations.consumers import ConsumerRef, register
 from tqclient.operations.put import put
-from tqclient.wire.packing import U32, unpack_array
+from tqclient.wire.packing import unpack_narrow
 
 RANK = tq.Topology(dp=2, tp=2, ep=4, rank=3, leader_acks=True, world_size=4)
 
@@ -181,7 +181,10 @@ def lengths_of(service: FakeService, ref: PartitionRef, values: Any) -> dict[str
     del service.calls[:]
     service.run(put(service.state, ref, values, RowArguments(), None))
     (request,) = asked(service, "Commit")
-    return {each.field: unpack_array(each.lengths, U32, what="lengths").tolist() for each in request.lengths}
+    return {
+        each.field: unpack_narrow(each.lengths, each.width, what="lengths", rows=request.rows).tolist()
+        for each in request.lengths
+    }
 
 
 def jagged(*sizes: int) -> torch.Tensor:
@@ -205,6 +208,18 @@ def test_a_put_says_how_long_its_ragged_rows_are(
     service: FakeService, ref: PartitionRef, values: Any, expected: dict[str, list[int]]
 ) -> None:
     assert lengths_of(service, ref, values) == expected
+
+
+@pytest.mark.parametrize(
+    ("reads_narrow", "longest", "width"), [(True, 255, 1), (True, 256, 2), (True, 1 << 16, 4), (False, 255, 0)]
+)
+def test_lengths_are_sent_as_narrow_as_the_controller_reads_them(
+    service: FakeService, ref: PartitionRef, reads_narrow: bool, longest: int, width: int
+) -> None:
+    service.narrow_lengths = reads_narrow
+    assert lengths_of(service, ref, {"x": [torch.zeros(longest), torch.zeros(1)]}) == {"x": [longest, 1]}
+    (request,) = asked(service, "Commit")
+    assert [(each.width, len(each.lengths)) for each in request.lengths] == [(width, 2 * (width or 4))]
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")

@@ -7,6 +7,7 @@ import pytest
 from tests.model.driver import Driver, claim_request, ids, unpack
 from tqclient.errors import ClaimTimeout, InvalidArgument, Sealed
 from tqclient.schema import Form
+from tqclient.wire.packing import U8, U16, U32, pack_array
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver.controller.core import Core, Readiness
 
@@ -111,6 +112,24 @@ def test_an_upsert_replaces_lengths(driver: Driver, session: int) -> None:
     _put(driver, session, p, [4, 4], keys=["a", "b"])
     _put(driver, session, p, [1], keys=["a"], upsert=True)
     assert _claim(driver, session, p, 5) == [1, 2]
+
+
+@pytest.mark.parametrize("width", [0, 1, 2, 4])
+def test_lengths_of_any_width_are_the_same(driver: Driver, session: int, width: int) -> None:
+    p = driver.partition(session)
+    request = driver.commit(p, 3, ["tokens"], form=RAGGED)
+    dtype = {1: U8, 2: U16}.get(width, U32)
+    request.lengths.add(field="tokens", lengths=pack_array([4, 1, 2], dtype), width=width)
+    driver.ok("commit", request, session=session)
+    assert _claim(driver, session, p, 5) == [1, 2]
+
+
+@pytest.mark.parametrize(("width", "data"), [(3, bytes(9)), (8, bytes(24)), (1, bytes(12)), (2, bytes(3))])
+def test_lengths_of_no_such_width_are_refused(driver: Driver, session: int, width: int, data: bytes) -> None:
+    request = driver.commit(driver.partition(session), 3, ["tokens"], form=RAGGED)
+    request.lengths.add(field="tokens", lengths=data, width=width)
+    with pytest.raises(InvalidArgument, match="lengths of 'tokens'"):
+        driver.ok("commit", request, session=session)
 
 
 def test_a_put_without_lengths_is_named_when_they_are_needed(driver: Driver, session: int) -> None:

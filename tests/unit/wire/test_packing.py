@@ -110,3 +110,11 @@ def test_arbitrary_bytes_either_unpack_whole_or_are_refused(data: bytes, ends: b
         return
     assert b"".join(blobs) == data
     assert len(blobs) * 4 == len(ends)
+
+
+@given(st.lists(st.sampled_from([0, 1, 255, 256, 65_535, 65_536, (1 << 32) - 1])))
+def test_narrow_integers_come_back_and_take_no_more_than_the_largest_needs(values: list[int]) -> None:
+    packed, width = packing.pack_narrow(np.array(values, np.int64))
+    assert packing.unpack_narrow(packed, width, what="x", rows=len(values)).tolist() == values
+    assert width == next(bytes_ for bytes_ in (1, 2, 4) if max(values, default=0) < 1 << (8 * bytes_))
+    assert len(packed) == width * len(values)

@@ -81,7 +81,7 @@ class Block(_message.Message):
     def __init__(self, block_id: _Optional[int] = ..., extents: _Optional[_Iterable[_Union[Extent, _Mapping]]] = ..., directory: _Optional[bytes] = ...) -> None: ...
 
 class Rows(_message.Message):
-    __slots__ = ("ids", "keys", "groups", "version_min", "version_max", "tags", "attempts", "placements", "blocks")
+    __slots__ = ("ids", "keys", "groups", "version_min", "version_max", "tags", "attempts", "placements", "blocks", "id_runs", "attempt")
     IDS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +91,8 @@ class Rows(_message.Message):
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ID_RUNS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ids: bytes
     keys: Packed
     groups: Packed
@@ -100,17 +102,21 @@ class Rows(_message.Message):
     attempts: bytes
     placements: _containers.RepeatedCompositeFieldContainer[Placement]
     blocks: _containers.RepeatedCompositeFieldContainer[Block]
-    def __init__(self, ids: _Optional[bytes] = ..., keys: _Optional[_Union[Packed, _Mapping]] = ..., groups: _Optional[_Union[Packed, _Mapping]] = ..., version_min: _Optional[bytes] = ..., version_max: _Optional[bytes] = ..., tags: _Optional[_Union[Packed, _Mapping]] = ..., attempts: _Optional[bytes] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ...) -> None: ...
+    id_runs: bytes
+    attempt: int
+    def __init__(self, ids: _Optional[bytes] = ..., keys: _Optional[_Union[Packed, _Mapping]] = ..., groups: _Optional[_Union[Packed, _Mapping]] = ..., version_min: _Optional[bytes] = ..., version_max: _Optional[bytes] = ..., tags: _Optional[_Union[Packed, _Mapping]] = ..., attempts: _Optional[bytes] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., id_runs: _Optional[bytes] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("fields", "block", "row")
+    __slots__ = ("fields", "block", "row", "runs")
     FIELDS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
     fields: _containers.RepeatedScalarFieldContainer[str]
     block: bytes
     row: bytes
-    def __init__(self, fields: _Optional[_Iterable[str]] = ..., block: _Optional[bytes] = ..., row: _Optional[bytes] = ...) -> None: ...
+    runs: bytes
+    def __init__(self, fields: _Optional[_Iterable[str]] = ..., block: _Optional[bytes] = ..., row: _Optional[bytes] = ..., runs: _Optional[bytes] = ...) -> None: ...
 
 class Mutation(_message.Message):
     __slots__ = ("client_id", "request", "settled_below", "session")

@@ -30,16 +30,18 @@ class OpenSessionRequest(_message.Message):
     def __init__(self, mutation: _Optional[_Union[_common_pb2.Mutation, _Mapping]] = ..., label: _Optional[str] = ..., version: _Optional[str] = ..., wire_version: _Optional[int] = ...) -> None: ...
 
 class OpenSessionReply(_message.Message):
-    __slots__ = ("session", "lease_ms", "epoch", "nodes")
+    __slots__ = ("session", "lease_ms", "epoch", "nodes", "narrow_lengths")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
+    NARROW_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     session: int
     lease_ms: int
     epoch: int
     nodes: _containers.RepeatedCompositeFieldContainer[Node]
-    def __init__(self, session: _Optional[int] = ..., lease_ms: _Optional[int] = ..., epoch: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ...) -> None: ...
+    narrow_lengths: bool
+    def __init__(self, session: _Optional[int] = ..., lease_ms: _Optional[int] = ..., epoch: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., narrow_lengths: _Optional[bool] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("session", "dropped_pins")
@@ -443,7 +445,7 @@ class ConsumerCounts(_message.Message):
     def __init__(self, name: _Optional[str] = ..., pending: _Optional[int] = ..., ready: _Optional[int] = ..., leased: _Optional[int] = ..., consumed: _Optional[int] = ..., dropped: _Optional[int] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
-    __slots__ = ("mutation", "partition_id", "rows", "ids", "keys", "groups", "version_min", "version_max", "tags", "fields", "blocks", "upsert", "skip", "wait_ms", "lengths", "permit")
+    __slots__ = ("mutation", "partition_id", "rows", "ids", "keys", "groups", "version_min", "version_max", "tags", "fields", "blocks", "upsert", "skip", "wait_ms", "lengths", "permit", "runs")
     MUTATION_FIELD_NUMBER: _ClassVar[int]
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -460,6 +462,7 @@ class CommitRequest(_message.Message):
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     PERMIT_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
     mutation: _common_pb2.Mutation
     partition_id: int
     rows: int
@@ -476,15 +479,18 @@ class CommitRequest(_message.Message):
     wait_ms: int
     lengths: _containers.RepeatedCompositeFieldContainer[FieldLengths]
     permit: int
-    def __init__(self, mutation: _Optional[_Union[_common_pb2.Mutation, _Mapping]] = ..., partition_id: _Optional[int] = ..., rows: _Optional[int] = ..., ids: _Optional[bytes] = ..., keys: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., groups: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., version_min: _Optional[bytes] = ..., version_max: _Optional[bytes] = ..., tags: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., fields: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[BlockWrite, _Mapping]]] = ..., upsert: _Optional[bool] = ..., skip: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., lengths: _Optional[_Iterable[_Union[FieldLengths, _Mapping]]] = ..., permit: _Optional[int] = ...) -> None: ...
+    runs: bool
+    def __init__(self, mutation: _Optional[_Union[_common_pb2.Mutation, _Mapping]] = ..., partition_id: _Optional[int] = ..., rows: _Optional[int] = ..., ids: _Optional[bytes] = ..., keys: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., groups: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., version_min: _Optional[bytes] = ..., version_max: _Optional[bytes] = ..., tags: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., fields: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[BlockWrite, _Mapping]]] = ..., upsert: _Optional[bool] = ..., skip: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., lengths: _Optional[_Iterable[_Union[FieldLengths, _Mapping]]] = ..., permit: _Optional[int] = ..., runs: _Optional[bool] = ...) -> None: ...
 
 class FieldLengths(_message.Message):
-    __slots__ = ("field", "lengths")
+    __slots__ = ("field", "lengths", "width")
     FIELD_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
     field: str
     lengths: bytes
-    def __init__(self, field: _Optional[str] = ..., lengths: _Optional[bytes] = ...) -> None: ...
+    width: int
+    def __init__(self, field: _Optional[str] = ..., lengths: _Optional[bytes] = ..., width: _Optional[int] = ...) -> None: ...
 
 class BlockWrite(_message.Message):
     __slots__ = ("extents", "directory", "rows")
@@ -497,15 +503,17 @@ class BlockWrite(_message.Message):
     def __init__(self, extents: _Optional[_Iterable[_Union[_common_pb2.Extent, _Mapping]]] = ..., directory: _Optional[bytes] = ..., rows: _Optional[int] = ...) -> None: ...
 
 class CommitReply(_message.Message):
-    __slots__ = ("ids", "fields")
+    __slots__ = ("ids", "fields", "id_runs")
     IDS_FIELD_NUMBER: _ClassVar[int]
     FIELDS_FIELD_NUMBER: _ClassVar[int]
+    ID_RUNS_FIELD_NUMBER: _ClassVar[int]
     ids: bytes
     fields: _containers.RepeatedCompositeFieldContainer[Field]
-    def __init__(self, ids: _Optional[bytes] = ..., fields: _Optional[_Iterable[_Union[Field, _Mapping]]] = ...) -> None: ...
+    id_runs: bytes
+    def __init__(self, ids: _Optional[bytes] = ..., fields: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., id_runs: _Optional[bytes] = ...) -> None: ...
 
 class LocateRequest(_message.Message):
-    __slots__ = ("session", "partition_id", "ids", "keys", "fields", "dropped_pins", "pin")
+    __slots__ = ("session", "partition_id", "ids", "keys", "fields", "dropped_pins", "pin", "runs")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
@@ -513,6 +521,7 @@ class LocateRequest(_message.Message):
     FIELDS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_PINS_FIELD_NUMBER: _ClassVar[int]
     PIN_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
     session: int
     partition_id: int
     ids: bytes
@@ -520,7 +529,8 @@ class LocateRequest(_message.Message):
     fields: _containers.RepeatedScalarFieldContainer[str]
     dropped_pins: bytes
     pin: int
-    def __init__(self, session: _Optional[int] = ..., partition_id: _Optional[int] = ..., ids: _Optional[bytes] = ..., keys: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., fields: _Optional[_Iterable[str]] = ..., dropped_pins: _Optional[bytes] = ..., pin: _Optional[int] = ...) -> None: ...
+    runs: bool
+    def __init__(self, session: _Optional[int] = ..., partition_id: _Optional[int] = ..., ids: _Optional[bytes] = ..., keys: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., fields: _Optional[_Iterable[str]] = ..., dropped_pins: _Optional[bytes] = ..., pin: _Optional[int] = ..., runs: _Optional[bool] = ...) -> None: ...
 
 class LocateReply(_message.Message):
     __slots__ = ("pin", "rows", "fields")
@@ -639,7 +649,7 @@ class RegisterRankReply(_message.Message):
     def __init__(self, registered: _Optional[int] = ...) -> None: ...
 
 class ClaimRequest(_message.Message):
-    __slots__ = ("mutation", "partition_id", "consumer", "fields", "batch_size", "sampler", "wait_ms", "abandoned", "where", "max_tokens", "token_field", "topology")
+    __slots__ = ("mutation", "partition_id", "consumer", "fields", "batch_size", "sampler", "wait_ms", "abandoned", "where", "max_tokens", "token_field", "topology", "runs")
     MUTATION_FIELD_NUMBER: _ClassVar[int]
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
@@ -652,6 +662,7 @@ class ClaimRequest(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
     mutation: _common_pb2.Mutation
     partition_id: int
     consumer: str
@@ -664,7 +675,8 @@ class ClaimRequest(_message.Message):
     max_tokens: int
     token_field: str
     topology: Topology
-    def __init__(self, mutation: _Optional[_Union[_common_pb2.Mutation, _Mapping]] = ..., partition_id: _Optional[int] = ..., consumer: _Optional[str] = ..., fields: _Optional[_Iterable[str]] = ..., batch_size: _Optional[int] = ..., sampler: _Optional[_Union[Sampler, _Mapping]] = ..., wait_ms: _Optional[int] = ..., abandoned: _Optional[bool] = ..., where: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., token_field: _Optional[str] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ...) -> None: ...
+    runs: bool
+    def __init__(self, mutation: _Optional[_Union[_common_pb2.Mutation, _Mapping]] = ..., partition_id: _Optional[int] = ..., consumer: _Optional[str] = ..., fields: _Optional[_Iterable[str]] = ..., batch_size: _Optional[int] = ..., sampler: _Optional[_Union[Sampler, _Mapping]] = ..., wait_ms: _Optional[int] = ..., abandoned: _Optional[bool] = ..., where: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., token_field: _Optional[str] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., runs: _Optional[bool] = ...) -> None: ...
 
 class ClaimReply(_message.Message):
     __slots__ = ("claim_id", "lease_ms", "rows", "fields", "step")

@@ -29,6 +29,7 @@ def open_session(state: State, request: pb.OpenSessionRequest, now: float, out: 
         lease_ms=int(state.leases.session_lease * 1000),
         epoch=state.epoch,
         nodes=state.nodes.values(),
+        narrow_lengths=True,
     )
 
 

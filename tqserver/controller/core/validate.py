@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tqclient import limits as wire_limits
 from tqclient.errors import InvalidArgument, UnsupportedVersion
 from tqclient.schema import Form
-from tqclient.wire.packing import I64, U8, U32, unpack_array, unpack_blobs, unpack_strings
+from tqclient.wire.packing import I64, U8, U32, unpack_array, unpack_blobs, unpack_narrow, unpack_strings
 from tqclient.wire.v1 import common_pb2, controller_pb2
 from tqserver.controller.core import limits
 from tqserver.controller.core.blocks import Extent
@@ -281,7 +281,7 @@ def _versions(request: controller_pb2.CommitRequest) -> NDArray[np.int64] | None
 
 def _lengths(request: controller_pb2.CommitRequest) -> dict[str, NDArray[np.uint32]]:
     parsed = {
-        each.field: unpack_array(each.lengths, U32, what=f"lengths of {each.field!r}", rows=request.rows)
+        each.field: unpack_narrow(each.lengths, each.width, what=f"lengths of {each.field!r}", rows=request.rows)
         for each in request.lengths
     }
     if len(parsed) != len(request.lengths):
