@@ -17,9 +17,9 @@ from tqclient.transport.base import NodeTransport, Place
 from tqclient.wire.v1 import common_pb2, storage_pb2
 
 AHEAD_FIRST: Final = 256 * KIB
-AHEAD_MAX: Final = 4 * MIB
+AHEAD_MAX: Final = 8 * MIB
 """Bytes that are reserved ahead for small puts: at first, and for a client that goes on putting."""
-WHOLE_MIN: Final = 1 * MIB
+WHOLE_MIN: Final = 2 * MIB
 """Bytes from which on a put reserves a window of its own."""
 WINDOWS_MAX: Final = 4
 """Open windows of one partition on one node; more would only hold bytes."""

@@ -79,6 +79,16 @@ class Layout:
             candidates, rest = node.inner.children, rest[len(node.name) + 1 :]
         raise InvalidArgument(f"the block has no field {field!r}; it has {', '.join(map(repr, self._nodes))}")
 
+    @cached_property
+    def payload(self) -> NDArray[np.uint64]:
+        """The bytes of the block that hold all rows of all fields, uint64 [n, 2]: (offset, length); n is 0 or 1."""
+        leaves = (leaf for node in self._nodes.values() for leaf in node.leaves())
+        streams = [stream for leaf in leaves for stream in leaf.streams if stream.length]
+        if not streams:
+            return np.zeros((0, 2), np.uint64)
+        start, stop = streams[0].offset, streams[-1].offset + streams[-1].length
+        return np.array([(start, stop - start)], np.uint64)
+
     def form(self, field: str) -> Form:
         """The form of a field."""
         return self.node(field).form

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tqclient.arguments import names_of, pack_lookup_keys, row_ids
 from tqclient.codec import Column, Layout, Part, read_column
-from tqclient.codec.clips import join_clips
+from tqclient.codec.clips import Clip, join_clips
 from tqclient.codec.parallel import Later
 from tqclient.errors import CorruptBlock, InvalidArgument, LeaseExpired, SampleNotFound, TQError, Unavailable
 from tqclient.info import PartitionRef
@@ -315,24 +315,64 @@ def _damaged(runs: list[Run], error: CorruptBlock) -> list[int]:
 
 def _wanted(ref: PartitionRef, rows: RowSet, layouts: dict[int, Layout], clips: Clips) -> dict[int, NDArray[np.uint64]]:
     """Returns, for each block, the byte ranges that the fields' rows need: one read per block."""
-    needed: dict[int, list[NDArray[np.uint64]]] = {}
+    of_runs: dict[int, dict[int, _InBlock]] = {}  # the fields of one put have the same runs, one object for them all
+    wanted: dict[int, dict[str, _InBlock]] = {}
     for name, runs in rows.runs.items():
-        by_block: dict[int, list[int]] = {}
-        for index, run in enumerate(runs):
-            by_block.setdefault(run.block_id, []).append(index)
-        for block_id, mine in by_block.items():
-            wanted = np.concatenate([runs[index].rows for index in mine])
-            clipped = join_clips([clips[name][index] for index in mine]) if name in clips else ()
-            layout = layouts[block_id]
-            everything = (
-                not clipped and len(wanted) == layout.rows and bool(np.array_equal(wanted, np.arange(layout.rows)))
-            )
-            try:
-                ranges = layout.ranges(name, None if everything else wanted, clipped)
-            except InvalidArgument as error:  # the directory lacks the field, or the row
-                raise _unreadable(ref, rows, block_id, error) from None
-            needed.setdefault(block_id, []).append(ranges)
-    return {block_id: np.concatenate(ranges) for block_id, ranges in needed.items()}
+        found = of_runs.get(id(runs))
+        if found is None:
+            found = of_runs[id(runs)] = _by_block(runs, layouts)
+        for block_id, each in found.items():
+            clipped = join_clips([clips[name][index] for index in each.indices]) if name in clips else ()
+            wanted.setdefault(block_id, {})[name] = replace(each, clips=clipped) if clipped else each
+    needed = {}
+    for block_id, fields in wanted.items():
+        try:
+            needed[block_id] = _ranges(layouts[block_id], fields)
+        except InvalidArgument as error:  # the directory lacks a field, or a row
+            raise _unreadable(ref, rows, block_id, error) from None
+    return needed
+
+
+@dataclass(frozen=True, slots=True)
+class _InBlock:
+    """Rows that are wanted of one block.
+
+    Attributes:
+        indices: of the runs that lie in it.
+        rows: int64, within the block.
+        everything: whether they are all of its rows, in order.
+        clips: of a field of which less than whole rows are wanted.
+    """
+
+    indices: list[int]
+    rows: NDArray[np.int64]
+    everything: bool
+    clips: tuple[Clip, ...] = ()
+
+
+def _by_block(runs: Sequence[Run], layouts: dict[int, Layout]) -> dict[int, _InBlock]:
+    by_block: dict[int, list[int]] = {}
+    for index, run in enumerate(runs):
+        by_block.setdefault(run.block_id, []).append(index)
+    found = {}
+    for block_id, indices in by_block.items():
+        rows = runs[indices[0]].rows if len(indices) == 1 else np.concatenate([runs[index].rows for index in indices])
+        count = layouts[block_id].rows
+        everything = len(rows) == count and bool(np.array_equal(rows, np.arange(count)))
+        found[block_id] = _InBlock(indices, rows, everything)
+    return found
+
+
+def _ranges(layout: Layout, fields: dict[str, _InBlock]) -> NDArray[np.uint64]:
+    whole = [name for name, each in fields.items() if each.everything and not each.clips]
+    if len(whole) == len(layout.fields) == len(fields) and set(whole) == set(layout.fields):
+        return layout.payload
+    return np.concatenate(
+        [
+            layout.ranges(name, None if each.everything and not each.clips else each.rows, each.clips)
+            for name, each in fields.items()
+        ]
+    )
 
 
 def _unreadable(ref: PartitionRef, rows: RowSet, block_id: int, error: TQError) -> CorruptBlock:

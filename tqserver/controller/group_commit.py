@@ -18,7 +18,7 @@ from tqserver.controller.journal import Journal, JournalFailed
 
 GROUP_RECORDS_MAX: Final = 4096
 GROUP_BYTES_MAX: Final = 16 << 20
-SLICE_S: Final = 0.002
+SLICE_S: Final = 0.004
 """How long answering may keep the event loop from everything else at one time."""
 PENDING_BYTES_MAX: Final = 512 << 20
 """Of records that wait for the disk; a call that would exceed it is told to come back."""

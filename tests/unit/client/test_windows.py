@@ -144,8 +144,8 @@ def test_the_windows_of_an_ended_session_are_forgotten() -> None:
 
 def test_reserving_ahead_doubles_up_to_a_bound() -> None:
     pool = WindowPool(lambda: 0.0)
-    assert [pool.ahead_bytes(SPOT, 100) // KIB for _ in range(6)] == [256, 512, 1024, 2048, 4096, 4096]
-    assert pool.ahead_bytes(SPOT, 5 * MIB) == 5 * MIB
+    assert [pool.ahead_bytes(SPOT, 100) // KIB for _ in range(7)] == [256, 512, 1024, 2048, 4096, 8192, 8192]
+    assert pool.ahead_bytes(SPOT, 9 * MIB) == 9 * MIB
 
 
 @given(st.lists(st.tuples(st.integers(1, 700), st.sampled_from(["committed", "refused", "unknown", None]))))

@@ -44,6 +44,15 @@ def test_any_rows_of_any_blocks_in_any_order_read_from_no_more_than_the_ranges(
             assert identical([rows[place] for place in picked], read.list())
 
 
+@given(strategies.batches)
+def test_the_payload_is_what_all_fields_need(batch: dict[str, Any]) -> None:
+    layout = encode(batch).layout
+    needed = [layout.ranges(name) for name in batch]
+    starts = [int(start) for ranges in needed for start, _ in ranges]
+    stops = [int(start + size) for ranges in needed for start, size in ranges]
+    assert layout.payload.tolist() == ([[min(starts), max(stops) - min(starts)]] if starts else [])
+
+
 @given(strategies.values)
 def test_a_single_value_comes_back(value: Any) -> None:
     assert identical(value, loads(dumps(value)))

@@ -141,9 +141,9 @@ def written(samples: SampleTable, slots: Ids, fields: Iterable[str], *, added: b
             )
             return pb.Change(written=change)
 
-        return Late(make, LATE_BYTES + ids.nbytes + REFERENCES_BYTES * len(ids) + _size_bytes(keys, tags))
+        return Late(make, LATE_BYTES + ids.nbytes + REFERENCES_BYTES * len(tags) + _size_bytes(keys, tags))
 
-    return [late(samples.ids[part], keys, tags) for part, keys, tags in _by_size(samples.keys, samples.tags, slots)]
+    return [late(samples.ids[part], keys, tags) for part, keys, tags in _described(samples, slots)]
 
 
 def tagged(samples: SampleTable, slots: Ids) -> list[Late]:
@@ -153,9 +153,9 @@ def tagged(samples: SampleTable, slots: Ids) -> list[Late]:
         def make() -> pb.Change:
             return pb.Change(tagged=pb.Change.Tagged(ids=pack_array(ids, I64), tags=pack_blobs(tags)))
 
-        return Late(make, LATE_BYTES + ids.nbytes + REFERENCES_BYTES * len(ids) + _size_bytes([], tags))
+        return Late(make, LATE_BYTES + ids.nbytes + REFERENCES_BYTES * len(tags) + _size_bytes([], tags))
 
-    return [late(samples.ids[part], tags) for part, _, tags in _by_size(samples.keys, samples.tags, slots)]
+    return [late(samples.ids[part], tags) for part, _, tags in _described(samples, slots)]
 
 
 class Listing:
@@ -184,6 +184,13 @@ class Listing:
             ids = pack_array(self._ids[part], I64)
             named = pb.Change.Listing(ids=ids, keys=_packed_keys(keys), tags=_packed_tags(tags), complete=not left)
             yield pb.Change(sequence=self.sequence, last=not left, listing=named)
+
+
+def _described(samples: SampleTable, slots: Ids) -> Iterable[tuple[Ids, list[str], list[bytes]]]:
+    """Cuts samples into parts that fit a message each, with their keys and tags; none where no sample has any."""
+    if not samples.keyed and not samples.tagged:
+        return ((rows, [], []) for rows in _by_rows(slots))
+    return _by_size(samples.keys, samples.tags, slots)
 
 
 def _by_rows(slots: Ids) -> Iterator[Ids]:

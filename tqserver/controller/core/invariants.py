@@ -47,6 +47,8 @@ def _check_samples(partition: Partition, references: Counter[int]) -> None:
     _require(samples.key_ids == {key: ids[slot] for key, slot in keyed.items()}, "keys are indexed")
     described = [slot for slot in range(size) if samples.keys[slot] or samples.tags[slot]]
     _require(len(samples.tags) == size and alive[described].all(), "cleared slots have no key and no tag")
+    known = (samples.keyed or not any(samples.keys)) and (samples.tagged or not any(samples.tags))
+    _require(known, "it is known whether there are keys and tags")
     members = Counter(samples.group[:size][alive].tolist())
     sizes = [members.get(index, 0) for index in range(len(samples.group_values))]
     _require(samples.group_sizes == sizes, "group members are counted")

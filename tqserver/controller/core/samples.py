@@ -88,6 +88,7 @@ class SampleTable:
         alive: bool [capacity].
         keys: by slot; an empty string is no key.
         tags: encoded map by slot; an empty string is {}.
+        keyed, tagged: whether a sample ever had a key, or tags; where not, nobody looks through thousands of them.
         group_values: encoded scalars.
         group_sizes: live members of each group.
         columns: field name → column, in the order of their first put.
@@ -108,6 +109,7 @@ class SampleTable:
         self.alive = np.zeros(capacity, dtype=np.bool_)
         self.keys: list[str] = []
         self.tags: list[bytes] = []
+        self.keyed = self.tagged = False
         self.group_values: list[bytes] = []
         self.group_sizes: list[int] = []
         self.columns: dict[str, Column] = {}
@@ -234,7 +236,7 @@ class SampleTable:
         return self.length_ranges.get(field)
 
     def _count_shards(self, slots: Slots, sign: int) -> None:
-        for own, count in Counter(picked(self.tags, slots)).items():  # of many samples, few differ
+        for own, count in Counter(self.tags_of(slots)).items():  # of many samples, few differ
             if _SHARD not in own:
                 continue
             shard = tags.shard(own)
@@ -308,6 +310,7 @@ class SampleTable:
         if keys is None:
             self.keys.extend([""] * len(ids))
         else:
+            self.keyed = True
             key_ids = self.key_ids
             self.keys.extend(keys)
             key_ids.update(zip(self.keys[start:], ids.tolist(), strict=True))
@@ -375,6 +378,7 @@ class SampleTable:
 
     def set_tags(self, slots: Slots, values: Sequence[bytes]) -> None:
         """Sets the tags of samples, as `merged_tags` returned them."""
+        self.tagged = True
         self._declare(slots, -1)
         own = self.tags
         self._count_shards(slots, -1)
@@ -418,11 +422,21 @@ class SampleTable:
 
     def _forget_names(self, slots: Slots) -> None:
         """Drops the keys and tags of samples."""
-        for key in picked(self.keys, slots):
-            if key:
-                del self.key_ids[key]
-        _fill(self.keys, slots, "")
-        _fill(self.tags, slots, b"")
+        if self.keyed:
+            for key in picked(self.keys, slots):
+                if key:
+                    del self.key_ids[key]
+            _fill(self.keys, slots, "")
+        if self.tagged:
+            _fill(self.tags, slots, b"")
+
+    def keys_of(self, slots: Slots) -> list[str]:
+        """Returns the keys of samples; none at all where no sample ever had one."""
+        return picked(self.keys, slots) if self.keyed else []
+
+    def tags_of(self, slots: Slots) -> list[bytes]:
+        """Returns the tags of samples; none at all where no sample ever had any."""
+        return picked(self.tags, slots) if self.tagged else []
 
     def slots(self) -> Slots:
         """Returns the slots of all samples, ascending."""

@@ -256,6 +256,7 @@ def _load_samples(samples: SampleTable, row: dict[str, Any]) -> None:
     samples.live = int(np.count_nonzero(samples.alive[:size]))
     samples.keys = [""] * size if row["keys"] is None else row["keys"]
     samples.tags = [b""] * size if row["tags"] is None else row["tags"]
+    samples.keyed, samples.tagged = row["keys"] is not None, row["tags"] is not None
     samples.group_values, samples.group_sizes = row["groups"]
     for name, form, block, rows in row["columns"]:
         column = Column(Form.from_bytes(form), form, _array(block, "<u8", capacity), _array(rows, "<u4", capacity))
