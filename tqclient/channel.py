@@ -13,7 +13,9 @@ import grpc
 
 from tqclient import limits
 from tqclient.errors import InvalidArgument
+from tqclient.lane import Lane, Methods
 from tqclient.operations.effects import CLOSED, CONTROLLER
+from tqclient.wire.v1 import controller_pb2, storage_pb2
 from tqclient.wire.v1.controller_pb2_grpc import ControllerStub
 from tqclient.wire.v1.storage_pb2_grpc import StorageStub
 
@@ -108,11 +110,13 @@ class Channels:
     Args:
         address: of the controller.
         open_channel: `Access.channel` or `Access.aio_channel`.
+        lanes: call daemons of this host by their lanes; only with blocking channels.
     """
 
-    def __init__(self, address: str, open_channel: Callable[[str], Any]) -> None:
+    def __init__(self, address: str, open_channel: Callable[[str], Any], *, lanes: bool = False) -> None:
         self._controller = address
         self._open = open_channel
+        self._lanes: dict[str, Lane] | None = {} if lanes else None
         self._lock = threading.Lock()
         self._channels: dict[str, Any] = {}
         self._stubs: dict[str, Any] = {}
@@ -136,15 +140,24 @@ class Channels:
         stub = self._stubs.get(target)
         if stub is None:
             address = self._controller if target == CONTROLLER else target
-            kind = ControllerStub if target == CONTROLLER else StorageStub
-            stub = self._stubs[target] = kind(self.channel(address))
+            stub = self._stubs[target] = self._made(target, address, self.channel(address))
         return stub
 
+    def _made(self, target: str, address: str, channel: Any) -> Any:
+        kind, proto = (ControllerStub, controller_pb2) if target == CONTROLLER else (StorageStub, storage_pb2)
+        stub = kind(channel)
+        if self._lanes is None:
+            return stub
+        service = proto.DESCRIPTOR.services_by_name["Controller" if target == CONTROLLER else "Storage"]
+        with self._lock:
+            lane = self._lanes.setdefault(address, Lane(channel))
+        return Methods(stub, service, lane)
+
     def take_all(self) -> list[Any]:
-        """Ends it, and returns the channels that were open, to be closed; who is in a call learns it at the next."""
+        """Ends it; returns the channels and lanes that were open, to be closed. Calls under way may fail."""
         with self._lock:
             self._closed = True
-            channels = list(self._channels.values())
+            channels = [*(self._lanes or {}).values(), *self._channels.values()]
             self._channels.clear()
             self._stubs.clear()
         return channels

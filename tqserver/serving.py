@@ -14,7 +14,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -26,7 +26,9 @@ from grpc_reflection.v1alpha import reflection
 from tqclient import limits
 from tqclient.errors import InternalError, InvalidArgument, TQError, Unavailable
 from tqclient.wire.status import DETAIL_KEY, status_of, to_detail
+from tqclient.wire.v1 import lane_pb2_grpc
 from tqserver import health
+from tqserver.lane import LaneServer
 
 DETAILS_CHARS_MAX: Final = 1024
 """Of an error's text: it travels twice in the trailing metadata, which clients bound."""
@@ -98,7 +100,7 @@ class _Method:
         """Returns what grpc.aio is to call; it hands over raw bytes."""
         if not response_streaming:
             unary = grpc.stream_unary_rpc_method_handler if request_streaming else grpc.unary_unary_rpc_method_handler
-            return unary(self._unary)
+            return unary(self.unary)
         stream = grpc.stream_stream_rpc_method_handler if request_streaming else grpc.unary_stream_rpc_method_handler
         run: Any = self._generated if inspect.isasyncgenfunction(self._behaviour) else self._written
         return stream(run, response_serializer=self._serialize)
@@ -113,7 +115,8 @@ class _Method:
         async for raw in raws:
             yield self._parse(raw)
 
-    async def _unary(self, request: Any, context: Any) -> bytes:
+    async def unary(self, request: Any, context: Any) -> bytes:
+        """Answers a request's bytes, or each request's of a stream, with the reply's."""
         try:
             reply = await self._behaviour(self._take(request), context)
             raw: bytes = self._serialize(reply) if self._serialize else reply
@@ -148,12 +151,8 @@ async def _abort_for(method: str, error: Exception, context: Any) -> NoReturn:
     await abort_with(context, error)
 
 
-def _leave_unregistered(service: str, handlers: object) -> None:
-    """Methods are found by their name alone, among the generic handlers: they are added there in any case."""
-
-
 class DaemonServer:
-    """A grpc.aio server with health, reflection, and an orderly end.
+    """A grpc.aio server with health, reflection, a lane for clients of this host, and an orderly end.
 
     Args:
         interceptors: that stand before every handler, outermost first (`Security.interceptors`).
@@ -167,11 +166,24 @@ class DaemonServer:
         credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         self.grpc = grpc.aio.server(interceptors=[*interceptors, Boundary()], options=OPTIONS)
-        # For each method that is registered as well, the server waits on one more future at every call.
-        self.grpc.add_registered_method_handlers = _leave_unregistered  # type: ignore[method-assign,assignment,unused-ignore]
+        self._lane = LaneServer()
+        # gRPC finds methods among the generic handlers, where they are added in any case. For each one that is
+        # registered as well, it would wait on one more future at every call.
+        self.grpc.add_registered_method_handlers = self._add_to_lane  # type: ignore[method-assign,assignment,unused-ignore]
         self._credentials = credentials
+        # A token is looked at with each call over gRPC, so that one can be revoked; a lane's connection has none.
+        self._has_lane = not interceptors
         self._health = health.Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)  # type: ignore[no-untyped-call,unused-ignore]
+        lane_pb2_grpc.add_LaneServicer_to_server(self._lane, self.grpc)  # type: ignore[no-untyped-call,unused-ignore]
+
+    def _add_to_lane(self, service: str, handlers: Mapping[str, Any]) -> None:
+        unary = {
+            name: _Method(f"/{service}/{name}", handler).unary
+            for name, handler in handlers.items()
+            if not handler.request_streaming and not handler.response_streaming
+        }
+        self._lane.add(service, unary)
 
     async def start(self, listen: str, services: Sequence[str]) -> str:
         """Binds the port and serves; call it after the services were added to `grpc`.
@@ -195,6 +207,8 @@ class DaemonServer:
                 port = self.grpc.add_secure_port(listen, self._credentials)
         except RuntimeError as error:
             raise Unavailable(f"cannot listen on {listen}: {error}") from None
+        if self._has_lane:
+            await self._lane.start()
         await self.grpc.start()
         self._health.serve(services)
         return f"{listen.rpartition(':')[0]}:{port}"
@@ -208,7 +222,7 @@ class DaemonServer:
         """
         self._health.end()
         release()
-        await self.grpc.stop(timeout)
+        await asyncio.gather(self.grpc.stop(timeout), self._lane.drain(timeout))
 
 
 def announce(address: str, **facts: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,8 @@ EXTENT_BYTES = 256
 SERVING_CPU_SECONDS = 3.0
 SERVING_SECONDS = 8.0
 """The promise is 2 s by the clock. A machine that does other things takes longer, by its processors' time as well."""
+DICTS = 7
+"""A processor that is slow at present may take as long as so many dicts of as many keys take it."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -75,12 +78,21 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
+def _dict_seconds() -> float:
+    began = time.process_time()
+    keys = {f"key-{number}": number for number in range(ROWS)}
+    assert len(keys) == ROWS
+    return time.process_time() - began
+
+
 def _start(daemon: Controller, *flags: str) -> None:
     """Starts; it must serve in time, by its own processor time and roughly by the clock."""
     daemon.spawn(*flags)
     line = daemon.child.wait_for("serving", timeout=SERVING_SECONDS)
     used = _cpu_seconds(daemon.child.pid)
-    assert used <= SERVING_CPU_SECONDS, f"{used} s"
+    if used > SERVING_CPU_SECONDS:
+        dict_seconds = _dict_seconds()
+        assert used <= DICTS * dict_seconds, f"{used} s; a dict of as many keys took {dict_seconds} s"
     daemon.address = line.split('"')[3]
 
 

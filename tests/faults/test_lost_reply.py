@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tqclient as tq
+import tqclient.client
 from tests.harness import FaultProxy, wait_until
 from tests.process.controller_daemon import Client, Controller, daemon, ids_of
 from tqclient import errors
@@ -84,6 +85,12 @@ def test_a_claim_that_nobody_asks_for_again_is_delivered_again_at_its_lease(
     assert beside.counts(part)["consumed"] == 2
 
 
+@pytest.fixture
+def over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients call over gRPC alone: a lane would go past the proxy."""
+    monkeypatch.setattr(tqclient.client, "LANES", False)
+
+
 class _Calls:
     """What a user calls, of each kind that changes something, and what it must come to; one after the other."""
 
@@ -137,7 +144,7 @@ class _Calls:
             self.part.put({"x": np.arange(1)})
 
 
-def test_no_call_of_a_client_shows_that_its_reply_was_lost(no_leaks: None) -> None:
+def test_no_call_of_a_client_shows_that_its_reply_was_lost(no_leaks: None, over_grpc: None) -> None:
     with (
         LocalCluster(storage_nodes=1, arena="64MiB", session_lease=LEASE) as cluster,
         FaultProxy(cluster.address) as proxy,
@@ -151,9 +158,7 @@ def test_no_call_of_a_client_shows_that_its_reply_was_lost(no_leaks: None) -> No
             assert proxy.counters.dropped_replies == number, step.__name__
 
 
-def test_a_client_whose_replies_are_lost_at_random_puts_and_acks_each_sample_once(
-    seed: int,
-) -> None:
+def test_a_client_whose_replies_are_lost_at_random_puts_and_acks_each_sample_once(seed: int, over_grpc: None) -> None:
     with (
         LocalCluster(storage_nodes=1, arena="64MiB", session_lease=LEASE) as cluster,
         FaultProxy(cluster.address, seed=seed) as proxy,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.errors import InvalidArgument
-from tqclient.texts import cut_texts
+from tqclient.wire.texts import cut_texts
 from tqclient.wire.v1.common_pb2 import Packed
 
 I64 = np.dtype("<i8")

@@ -16,7 +16,7 @@ from tqclient.codec.parallel import Later
 from tqclient.codec.streams import Group, Reading, Rows, read_rows
 from tqclient.errors import CorruptBlock
 from tqclient.schema import Form
-from tqclient.texts import cut_texts
+from tqclient.wire.texts import cut_texts
 
 
 class BytesEncoder(Encoder):

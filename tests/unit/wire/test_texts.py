@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tqclient.texts import cut_texts
+from tqclient.wire.texts import cut_texts
 
 
 def cut(parts: list[bytes]) -> list[str]:

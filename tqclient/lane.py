@@ -1,0 +1,351 @@
+"""The client's end of a lane: unary calls to a daemon of the same host over a Unix socket, the others over gRPC.
+
+What a caller sees is a stub with the same methods, and errors with the same meaning. Each call has a connection to
+itself; those that are free again are kept for the next ones.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from tqclient.errors import InternalError, InvalidArgument, Unavailable
+from tqclient.wire import lane as wire
+from tqclient.wire.status import from_detail
+from tqclient.wire.v1 import common_pb2, lane_pb2
+from tqclient.wire.v1.lane_pb2_grpc import LaneStub
+
+IDLE_MAX: Final = 4
+"""Connections that are kept for the next calls."""
+FIND_SECONDS: Final = 0.25
+"""How long a call may be held up by looking for the lane."""
+FIND_AGAIN_SECONDS: Final = 30.0
+"""Between two looks for a lane that cannot be had; one that was lost is looked for at the next call."""
+RECEIVE_BYTES: Final = 64 * 1024
+
+_log = logging.getLogger(__name__)
+
+
+class Lane:
+    """The way to one daemon. Safe to use from many threads.
+
+    Args:
+        channel: blocking one to the daemon, by which the lane is found.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, channel: grpc.Channel, clock: Callable[[], float] = time.monotonic) -> None:
+        self._finder = LaneStub(channel)  # type: ignore[no-untyped-call,unused-ignore]
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._found: lane_pb2.FindLaneReply | None = None
+        self._looked_at = -FIND_AGAIN_SECONDS
+        self._idle: list[Connection] = []
+        self._busy: set[Connection] = set()
+        self._closed = False
+        self.answers = False
+        """Whether the daemon answered the last call over gRPC: who is silent is not looked for."""
+
+    def take(self) -> Connection | None:
+        """Returns a connection, which `put_back` or `drop` is then called with; None: call over gRPC."""
+        while True:
+            with self._lock:
+                connection = self._idle.pop() if self._idle else None
+                if connection is not None:
+                    self._busy.add(connection)
+            if connection is None:
+                return self._connect()
+            if connection.is_usable():
+                return connection
+            self.drop(connection)  # the daemon has ended; another one may be at its place
+
+    def put_back(self, connection: Connection) -> None:
+        """Keeps a connection whose call was answered for the next one."""
+        with self._lock:
+            self._busy.discard(connection)
+            if not self._closed and len(self._idle) < IDLE_MAX:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def drop(self, connection: Connection) -> None:
+        """Closes a connection that is of no use any more; the lane is looked for again."""
+        with self._lock:
+            self._busy.discard(connection)
+            self._found = None
+            self._looked_at = -FIND_AGAIN_SECONDS
+        connection.close()
+
+    def _connect(self) -> Connection | None:
+        found = self._found or self._find()
+        if found is None:
+            return None
+        try:
+            connection = Connection(found)
+        except OSError as error:
+            _log.debug("no lane: %s", error)
+            with self._lock:
+                self._found = None
+            return None
+        with self._lock:
+            if not self._closed:
+                self._busy.add(connection)
+                return connection
+        connection.close()
+        return None
+
+    def _find(self) -> lane_pb2.FindLaneReply | None:
+        with self._lock:
+            now = self._clock()
+            if self._closed or not self.answers or now - self._looked_at < FIND_AGAIN_SECONDS:
+                return None
+            self._looked_at = now
+        try:
+            found: lane_pb2.FindLaneReply = self._finder.Find(lane_pb2.FindLaneRequest(), timeout=FIND_SECONDS)
+        except grpc.RpcError as error:
+            _log.debug("no lane: %s", error)
+            if _is_away(error):  # look again as soon as it answers
+                with self._lock:
+                    self.answers, self._looked_at = False, -FIND_AGAIN_SECONDS
+            return None
+        if not found.name:
+            return None
+        with self._lock:
+            self._found = found
+        return found
+
+    def close(self) -> None:
+        """Closes every connection; calls under way end with Unavailable."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            busy = list(self._busy)
+        for connection in idle:
+            connection.close()
+        for connection in busy:  # its thread closes it
+            connection.shut_down()
+
+
+class Connection:
+    """One connection, for one call at a time.
+
+    Args:
+        found: where the daemon listens, and the secret that both sides know.
+
+    Raises:
+        OSError: nobody listens there: the daemon is on another host, or ended.
+        ConnectionError: it is not the daemon, or has no connection to spare.
+    """
+
+    def __init__(self, found: lane_pb2.FindLaneReply) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._deadline: float | None = time.monotonic() + FIND_SECONDS
+            self._wait_no_longer()
+            self._socket.connect(f"\0{found.name}")
+            theirs = self._receive(wire.CHALLENGE_BYTES)
+            mine = secrets.token_bytes(wire.CHALLENGE_BYTES)
+            self._socket.sendall(mine + wire.proof(found.secret, "client", theirs))
+            if not wire.proves(self._receive(wire.PROOF_BYTES), found.secret, "daemon", mine):
+                raise ConnectionError("whoever listens at the lane is not the daemon")
+            self._poll = select.poll()
+            self._poll.register(self._socket, select.POLLIN)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def is_usable(self) -> bool:
+        """Says whether the daemon has kept it open; between two calls there is nothing to be read."""
+        return not self._poll.poll(0)
+
+    def call(self, name: bytes, request: bytes, timeout: float | None) -> tuple[int, bytes]:
+        """Sends a request and returns the status and the bytes of its answer.
+
+        Raises:
+            OSError: the connection broke, or the time is over (TimeoutError): it is of no use any more.
+        """
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        milliseconds = wire.FOR_EVER_MS if timeout is None else wire.milliseconds(timeout)
+        self._wait_no_longer()
+        self._socket.sendall(wire.REQUEST.pack(len(request), milliseconds, len(name)) + name + request)
+        self._wait_no_longer()
+        data = self._socket.recv(RECEIVE_BYTES)
+        if len(data) < wire.REPLY.size:
+            data += self._receive(wire.REPLY.size - len(data))
+        length, status = wire.REPLY.unpack_from(data)
+        missing = wire.REPLY.size + length - len(data)
+        if missing < 0:
+            raise ConnectionError("more came than was announced")
+        return status, data[wire.REPLY.size :] + (self._receive(missing) if missing else b"")
+
+    def _receive(self, length: int) -> bytes:
+        data = bytearray(length)
+        view, at = memoryview(data), 0
+        while at < length:
+            self._wait_no_longer()
+            got = self._socket.recv_into(view[at:])
+            if not got:
+                raise ConnectionError("the daemon closed the connection")
+            at += got
+        return bytes(data)
+
+    def _wait_no_longer(self) -> None:
+        """Bounds what the socket does next by the time that is left."""
+        left = None if self._deadline is None else self._deadline - time.monotonic()
+        if left is not None and left <= 0:
+            raise TimeoutError("the time is over")
+        self._socket.settimeout(left)
+
+    def shut_down(self) -> None:
+        """Ends what another thread waits for."""
+        with suppress(OSError):  # it is closed, or the daemon is gone
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Closes it."""
+        self._socket.close()
+
+
+class Running:
+    """A call, which runs in the thread that asks for its result, and which another one may cut short; as much of a
+    `grpc.Future` as is needed.
+
+    Args:
+        lane: that the connection is of.
+        connection: taken for this call.
+        method: that is called.
+        request: of the call.
+        timeout: seconds; None waits for ever.
+    """
+
+    def __init__(
+        self, lane: Lane, connection: Connection, method: Method, request: Message, timeout: float | None
+    ) -> None:
+        self._lane = lane
+        self._lock = threading.RLock()  # `cancel` may run in a finalizer, inside any holder
+        self._connection: Connection | None = connection
+        self._method = method
+        self._request = request
+        self._timeout = timeout
+        self._cancelled = False
+
+    def result(self) -> Any:
+        """Sends the request and returns the reply; once only.
+
+        Raises:
+            grpc.FutureCancelledError: it was cut short.
+            Unavailable: the daemon did not answer in time, or has ended.
+            TQError: what it answered.
+        """
+        connection, answered = self._connection, False
+        if connection is None:
+            raise ValueError("it was run before")
+        try:
+            status, body = connection.call(self._method.path, self._request.SerializeToString(), self._timeout)
+            answered = True
+        except OSError as error:
+            if self._cancelled:
+                raise grpc.FutureCancelledError from None
+            raise Unavailable(f"{self._method}: {error}") from None
+        finally:
+            with self._lock:  # from here on the connection may be another call's
+                self._connection = None
+            (self._lane.put_back if answered and not self._cancelled else self._lane.drop)(connection)
+        return self._method.read(status, body)
+
+    def cancel(self) -> None:
+        """Cuts the call short, if it has not ended."""
+        with self._lock:
+            if self._connection is not None:
+                self._cancelled = True
+                self._connection.shut_down()
+
+
+class Method:
+    """One unary method, as a stub has it.
+
+    Args:
+        lane: to the daemon.
+        described: the method.
+        over_grpc: the same method of a gRPC stub.
+    """
+
+    def __init__(self, lane: Lane, described: MethodDescriptor, over_grpc: Any) -> None:
+        self._lane = lane
+        self._described = described
+        self._over_grpc = over_grpc
+        self.path = f"/{described.containing_service.full_name}/{described.name}".encode()
+        self._reply: Any = GetMessageClass(described.output_type)
+
+    def __str__(self) -> str:
+        return f"{self._described.containing_service.name} of this host: {self._described.name}"
+
+    def __call__(self, request: Message, timeout: float | None = None) -> Any:
+        """Calls; raises what a gRPC stub raises, or the `TQError` that this would have become."""
+        connection = self._lane.take()
+        if connection is not None:
+            return Running(self._lane, connection, self, request, timeout).result()
+        try:
+            reply = self._over_grpc(request, timeout=timeout)
+        except grpc.RpcError as error:
+            self._lane.answers = not _is_away(error)
+            raise
+        self._lane.answers = True
+        return reply
+
+    def future(self, request: Message, timeout: float | None = None) -> Any:
+        """Returns the call as something with `result` and `cancel`."""
+        connection = self._lane.take()
+        if connection is None:
+            return self._over_grpc.future(request, timeout=timeout)
+        return Running(self._lane, connection, self, request, timeout)
+
+    def read(self, status: int, body: bytes) -> Any:
+        """Returns the reply, or raises the error, that came by the lane."""
+        try:
+            if status == wire.OK:
+                return self._reply.FromString(body)
+            failure = from_detail(common_pb2.ErrorDetail.FromString(body))
+        except (DecodeError, InvalidArgument):
+            raise InternalError(f"{self}: {len(body)} bytes that are no answer of it") from None
+        raise failure
+
+
+class Methods:
+    """A stub whose unary methods go by the lane while there is one, and over gRPC otherwise.
+
+    Args:
+        stub: the service's, blocking.
+        service: what it serves.
+        lane: to the daemon.
+    """
+
+    def __init__(self, stub: Any, service: ServiceDescriptor, lane: Lane) -> None:
+        self._stub = stub
+        self._service = service
+        self._lane = lane
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns a method. It is made when it is first called for."""
+        described, over_grpc = self._service.methods_by_name.get(name), getattr(self._stub, name)
+        if described is None or described.client_streaming or described.server_streaming:
+            return over_grpc
+        method = Method(self._lane, described, over_grpc)
+        setattr(self, name, method)
+        return method
+
+
+def _is_away(error: grpc.RpcError) -> bool:
+    return bool(error.code() is grpc.StatusCode.UNAVAILABLE)
