@@ -105,11 +105,11 @@ class LaneServer(lane_pb2_grpc.LaneServicer):
         self.draining = True
         if self._server is not None:
             self._server.close()
-        calls = [call for connection in self.connections if (call := connection.finish()) is not None]
+        calls = {call: connection for connection in self.connections if (call := connection.finish()) is not None}
         if calls:
-            await asyncio.wait(calls, timeout=timeout)
-        for connection in list(self.connections):
-            connection.cut()
+            _, stuck = await asyncio.wait(calls, timeout=timeout)
+            for call in stuck:
+                calls[call].cut()
 
 
 class Connection(asyncio.Protocol):

@@ -33,6 +33,16 @@ from tqserver.serving import DaemonServer
 BEAT = b"/tq.v1.Controller/Heartbeat"
 
 
+class Slow(Servicer):
+    """Takes a while for one more number."""
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:  # noqa: N802
+        if request.session == 4:
+            self.waits.set()
+            await asyncio.sleep(0.2)
+        return await super().Heartbeat(request, context)
+
+
 class Daemon:
     """A server on an event loop of its own, and clients of it."""
 
@@ -50,7 +60,7 @@ class Daemon:
     def start(self) -> None:
         async def starting() -> None:
             self.server = DaemonServer(interceptors=self._security.interceptors())
-            self.servicer = Servicer()
+            self.servicer = Slow()
             controller_pb2_grpc.add_ControllerServicer_to_server(self.servicer, self.server.grpc)
             self.address = await self.server.start(self.address, ["tq.v1.Controller"])
 
@@ -198,6 +208,13 @@ def _fails(channels: Channels) -> bool:
 
 def test_a_drain_lets_calls_end_and_cuts_off_those_that_do_not(daemon: Daemon) -> None:
     with daemon.channels() as (channels, _), ThreadPoolExecutor(1) as pool:
+        beat(channels)
+        slow = pool.submit(beat, channels, 4)
+        until(daemon.servicer.waits.is_set)
+        daemon.stop(5.0)
+        assert slow.result() == 5
+        daemon.start()
+        until(lambda: not _fails(channels))
         beat(channels)
         stuck = pool.submit(beat, channels, 3)
         until(daemon.servicer.waits.is_set)
