@@ -155,20 +155,18 @@ class Connection(asyncio.Protocol):
         else:
             self._buffer.clear()
 
-    def _trust_timer_ends(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _take(self, data: bytes) -> int:
-        """Takes a whole message; returns how many bytes it has, or those that are needed to see that."""
-        return self._request(data) if self._trusted else self._hello(data)
-
     def connection_lost(self, error: Exception | None) -> None:
         """The client is gone, or was cut off: nobody waits for its call any more."""
         self._lane.connections.discard(self)
         self._trust_timer_ends()
         if self._call is not None:
             self._call.cancel()
+
+    # Messages.
+
+    def _take(self, data: bytes) -> int:
+        """Takes a whole message; returns how many bytes it has, or those that are needed to see that."""
+        return self._request(data) if self._trusted else self._hello(data)
 
     def _hello(self, data: bytes) -> int:
         size = wire.CHALLENGE_BYTES + wire.PROOF_BYTES
@@ -212,6 +210,10 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     # Its end.
+
+    def _trust_timer_ends(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     def finish(self) -> asyncio.Task[None] | None:
         """Ends the connection after the call that is under way, which is returned; or at once."""

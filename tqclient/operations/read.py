@@ -349,6 +349,11 @@ class _InBlock:
     everything: bool
     clips: tuple[Clip, ...] = ()
 
+    @property
+    def whole(self) -> bool:
+        """Whether nothing of the field is left out."""
+        return self.everything and not self.clips
+
 
 def _by_block(runs: Sequence[Run], layouts: dict[int, Layout]) -> dict[int, _InBlock]:
     by_block: dict[int, list[int]] = {}
@@ -364,14 +369,10 @@ def _by_block(runs: Sequence[Run], layouts: dict[int, Layout]) -> dict[int, _InB
 
 
 def _ranges(layout: Layout, fields: dict[str, _InBlock]) -> NDArray[np.uint64]:
-    whole = [name for name, each in fields.items() if each.everything and not each.clips]
-    if len(whole) == len(layout.fields) == len(fields) and set(whole) == set(layout.fields):
+    if fields.keys() == set(layout.fields) and all(each.whole for each in fields.values()):
         return layout.payload
     return np.concatenate(
-        [
-            layout.ranges(name, None if each.everything and not each.clips else each.rows, each.clips)
-            for name, each in fields.items()
-        ]
+        [layout.ranges(name, None if each.whole else each.rows, each.clips) for name, each in fields.items()]
     )
 
 

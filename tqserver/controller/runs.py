@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,8 @@ def _counts(starts: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
 def blocks_of(placement: common_pb2.Placement) -> list[int]:
     """Returns the ids of the blocks that a placement points into; one may be there several times."""
     if placement.runs:
-        runs: NDArray[Any] = unpack_array(placement.runs, U64, what="runs", columns=3)
-        return list(runs[:, 0].tolist())
-    return list(unpack_array(placement.block, U64, what="block").tolist())
+        blocks: NDArray[np.uint64] = unpack_array(placement.runs, U64, what="runs", columns=3)[:, 0]
+    else:
+        blocks = unpack_array(placement.block, U64, what="block")
+    ids: list[int] = blocks.tolist()
+    return ids

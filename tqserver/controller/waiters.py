@@ -102,8 +102,9 @@ class Waiters:
 
     def coming(self, request: pb.CommitRequest) -> None:
         """A put went to the journal: grants the claims that it seems to meet, for their records to follow its own."""
+        coming = Coming.of(request)
         for line in list(self._claims.get(request.partition_id, {}).values()):
-            self._answer(line, line.serve(coming=Coming.of(request)))
+            self._answer(line, line.serve(coming=coming))
 
     def session_ended(self) -> None:
         """Whoever waits for a session that is gone is refused, and holds up nobody: `serve` looks at all lines."""

@@ -7,7 +7,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.harness import wait_until
 from tests.unit.controller.test_serving import Servicer
 from tqclient import limits
 from tqclient.channel import Access, Channels
@@ -34,12 +35,16 @@ BEAT = b"/tq.v1.Controller/Heartbeat"
 
 
 class Slow(Servicer):
-    """Takes a while for one more number."""
+    """Answers one more number when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = asyncio.Event()
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:  # noqa: N802
         if request.session == 4:
             self.waits.set()
-            await asyncio.sleep(0.2)
+            await self.goes_on.wait()
         return await super().Heartbeat(request, context)
 
 
@@ -65,6 +70,9 @@ class Daemon:
             self.address = await self.server.start(self.address, ["tq.v1.Controller"])
 
         self.run(starting())
+
+    def go_on(self) -> None:
+        self._loop.call_soon_threadsafe(self.servicer.goes_on.set)
 
     def stop(self, timeout: float = 0.0) -> None:
         self.run(self.server.drain(timeout))
@@ -116,11 +124,8 @@ def ask(daemon: Daemon, method: bytes, request: bytes) -> tuple[int, bytes]:
         return connection.call(method, request, 5.0)
 
 
-def until(condition: Any) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
+def until(condition: Callable[[], bool]) -> None:
+    wait_until(condition, timeout=10, what="the daemon or the client is as far")
 
 
 def test_calls_go_by_the_lane_once_the_daemon_has_answered(daemon: Daemon) -> None:
@@ -207,12 +212,15 @@ def _fails(channels: Channels) -> bool:
 
 
 def test_a_drain_lets_calls_end_and_cuts_off_those_that_do_not(daemon: Daemon) -> None:
-    with daemon.channels() as (channels, _), ThreadPoolExecutor(1) as pool:
+    with daemon.channels() as (channels, _), ThreadPoolExecutor(2) as pool:
         beat(channels)
         slow = pool.submit(beat, channels, 4)
         until(daemon.servicer.waits.is_set)
-        daemon.stop(5.0)
+        stopping = pool.submit(daemon.stop, 10.0)
+        until(lambda: daemon.server._lane.draining)
+        daemon.go_on()
         assert slow.result() == 5
+        stopping.result()
         daemon.start()
         until(lambda: not _fails(channels))
         beat(channels)

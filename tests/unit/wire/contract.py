@@ -12,10 +12,10 @@ from pathlib import Path
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 
-from tqclient.wire.v1 import common_pb2, controller_pb2, journal_pb2, storage_pb2
+from tqclient.wire.v1 import common_pb2, controller_pb2, journal_pb2, lane_pb2, storage_pb2
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "wire_v1.txt"
-MODULES = (common_pb2, controller_pb2, journal_pb2, storage_pb2)
+MODULES = (common_pb2, controller_pb2, journal_pb2, lane_pb2, storage_pb2)
 
 
 def files() -> list[FileDescriptorProto]:
