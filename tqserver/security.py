@@ -150,6 +150,12 @@ class Security:
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise InvalidArgument("tls_client_ca needs tls_cert and tls_key")
 
+    @property
+    def allows_lane(self) -> bool:
+        """Whether clients of this host may call by the lane: a token is looked at with each call over gRPC, so that
+        one can be revoked; a lane's connection has none."""
+        return self.token_file is None
+
     def interceptors(self) -> list[TokenGate]:
         """Returns what stands in front of every handler."""
         return [TokenGate(TokenFile(self.token_file))] if self.token_file else []

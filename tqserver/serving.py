@@ -155,8 +155,9 @@ class DaemonServer:
     """A grpc.aio server with health, reflection, a lane for clients of this host, and an orderly end.
 
     Args:
-        interceptors: that stand before every handler, outermost first (`Security.interceptors`).
+        interceptors: that stand before every handler of gRPC, outermost first (`Security.interceptors`).
         credentials: of TLS; None listens in the clear.
+        lane: whether there is one; no interceptor stands before it (`Security.allows_lane`).
     """
 
     def __init__(
@@ -164,6 +165,7 @@ class DaemonServer:
         *,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         credentials: grpc.ServerCredentials | None = None,
+        lane: bool,
     ) -> None:
         self.grpc = grpc.aio.server(interceptors=[*interceptors, Boundary()], options=OPTIONS)
         self._lane = LaneServer()
@@ -171,8 +173,7 @@ class DaemonServer:
         # registered as well, it would wait on one more future at every call.
         self.grpc.add_registered_method_handlers = self._add_to_lane  # type: ignore[method-assign,assignment,unused-ignore]
         self._credentials = credentials
-        # A token is looked at with each call over gRPC, so that one can be revoked; a lane's connection has none.
-        self._has_lane = not interceptors
+        self._has_lane = lane
         self._health = health.Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)  # type: ignore[no-untyped-call,unused-ignore]
         lane_pb2_grpc.add_LaneServicer_to_server(self._lane, self.grpc)  # type: ignore[no-untyped-call,unused-ignore]

@@ -64,7 +64,7 @@ class Daemon:
 
     def start(self) -> None:
         async def starting() -> None:
-            self.server = DaemonServer(interceptors=self._security.interceptors())
+            self.server = DaemonServer(interceptors=self._security.interceptors(), lane=self._security.allows_lane)
             self.servicer = Slow()
             controller_pb2_grpc.add_ControllerServicer_to_server(self.servicer, self.server.grpc)
             self.address = await self.server.start(self.address, ["tq.v1.Controller"])

@@ -1,0 +1,63 @@
+"""The lanes of real daemons."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+import tqclient as tq
+from tests.harness import wait_until
+from tqclient.limits import MIB
+from tqclient.wire.v1 import lane_pb2
+from tqclient.wire.v1.lane_pb2_grpc import LaneStub
+from tqserver.local import LocalCluster
+
+LARGE = 4 * MIB
+"""A put of so many bytes reserves room at the storage node."""
+
+
+def lane_of(address: str, token: str | None = None) -> lane_pb2.FindLaneReply:
+    metadata = [("authorization", f"Bearer {token}")] if token else None
+    with grpc.insecure_channel(address) as channel:
+        return LaneStub(channel).Find(lane_pb2.FindLaneRequest(), timeout=5, metadata=metadata)
+
+
+def lane_connections(pid: int) -> int:
+    """How many ends of lanes a process holds, the one that it listens at included."""
+    unix = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    inodes = {fields[6] for fields in unix if len(fields) > 7 and fields[7].startswith("@tq-lane-")}
+    held = 0
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
+        except FileNotFoundError:  # it was closed meanwhile
+            continue
+        held += target.startswith("socket:[") and target[len("socket:[") : -1] in inodes
+    return held
+
+
+def test_every_daemon_is_called_by_its_lane(cluster: LocalCluster) -> None:
+    daemons = {cluster.controller.pid: cluster.address, cluster.storage[0].pid: cluster.storage[0].address}
+    names = {lane_of(address).name for address in daemons.values()}
+    assert len(names) == 2
+    assert all(name.startswith("tq-lane-") for name in names)
+    assert [lane_connections(pid) for pid in daemons] == [1, 1]
+    with tq.connect(cluster.address) as client:
+        part = client.create_partition("p")
+        for _ in range(3):  # the first call of a daemon goes over gRPC, and asks for the lane
+            part.put({"values": np.zeros((1, LARGE), np.uint8)})
+        assert all(lane_connections(pid) > 1 for pid in daemons)
+
+
+def test_without_lanes_every_call_goes_over_grpc(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tqclient.client.LANES", False)
+    with tq.connect(cluster.address) as client:
+        part = client.create_partition("p")
+        for _ in range(3):
+            part.put({"values": np.zeros((1, LARGE), np.uint8)})
+        assert [lane_connections(pid) for pid in (cluster.controller.pid, cluster.storage[0].pid)] == [1, 1]
