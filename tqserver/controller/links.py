@@ -21,11 +21,15 @@ OUTBOX_ORDERS_MAX: Final = 65_536
 """Orders that wait for one node; one that does not drain them is cut off, and starts afresh with the next NodeSync."""
 ORDER_EXTENTS_MAX: Final = 65_536
 """Extents that are gathered into one order."""
+GATHER_S: Final = 0.002
+"""So long may an order about extents wait for others: nobody waits for it, and what it takes to send one would delay
+the replies to the very calls that brought it about."""
 
 _log = logs.get("controller.links")
 
 _Order = tuple[str, NDArray[np.uint64]]
 """A field of NodeOrder (`sealed`, `freed`), or of its SessionsChanged (`opened`, `ended`), and its rows."""
+_ABOUT_EXTENTS: Final = ("sealed", "freed")
 
 
 class _Link:
@@ -45,6 +49,7 @@ class _Link:
         self._orders: list[_Order] = []
         self._sequence = 0
         self._awake = asyncio.Event()
+        self._gathering: asyncio.TimerHandle | None = None
         self._end: TQError | None = None
 
     def start(self, sync: pb.NodeOrder) -> None:
@@ -61,7 +66,10 @@ class _Link:
             return
         self._orders.append((kind, rows))
         self._sequence = sequence
-        self._awake.set()
+        if kind not in _ABOUT_EXTENTS:
+            self._awake.set()  # a session is of use from then on
+        elif self._gathering is None:
+            self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._awake.set)
 
     def close(self, error: TQError) -> None:
         self._end = self._end or error
@@ -80,6 +88,9 @@ class _Link:
             if self._sync is not None:
                 sync, self._sync = self._sync, None
                 yield sync
+            if self._gathering is not None:
+                self._gathering.cancel()
+                self._gathering = None
             gathered, self._orders = self._orders, []
             sequence = self._sequence
             for kind, rows in _runs(gathered):
