@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient import limits
+from tqclient import lane, limits
 from tqclient.channel import TLS, Access, Channels
 from tqclient.codec import allocate
 from tqclient.counters import Traffic
@@ -29,8 +29,6 @@ from tqclient.state import ClientState
 from tqclient.transport import BufferPool, NodeTransport, check_name, open_transport
 from tqclient.wire.v1 import controller_pb2
 
-LANES: Final = os.environ.get("TQ_LANE", "") != "off"
-"""Daemons of this host are called by their lanes; `TQ_LANE=off` calls them over gRPC as well."""
 POOLED_BYTES_MIN: Final = 32 * KIB
 """Smaller values get memory of their own: a pooled buffer would be far larger than they are."""
 
@@ -63,7 +61,7 @@ class Connection:
         if isinstance(tls, str | os.PathLike):
             tls = TLS(ca=tls)
         self.access = Access(address, token or os.environ.get("TQ_TOKEN"), tls or TLS.from_environment())
-        self.channels = channels = Channels(address, self.access.channel, lanes=LANES)
+        self.channels = channels = Channels(address, self.access.channel, lanes=lane.ENABLED)
         self.transport = prefer
         self.required = prefer != "auto"
         pool = BufferPool()

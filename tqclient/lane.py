@@ -7,6 +7,7 @@ itself; those that are free again are kept for the next ones.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import select
 import socket
@@ -27,10 +28,13 @@ from tqclient.wire.status import from_detail
 from tqclient.wire.v1 import common_pb2, lane_pb2
 from tqclient.wire.v1.lane_pb2_grpc import LaneStub
 
+ENABLED: Final = os.environ.get("TQ_LANE", "") != "off"
+"""Daemons of this host are called by their lanes; `TQ_LANE=off` calls them over gRPC as well."""
 IDLE_MAX: Final = 4
 """Connections that are kept for the next calls."""
 FIND_SECONDS: Final = 0.25
 """How long a call may be held up by looking for the lane."""
+PROBE_SECONDS: Final = 5.0
 FIND_AGAIN_SECONDS: Final = 30.0
 """Between two looks for a lane that cannot be had; one that was lost is looked for at the next call."""
 RECEIVE_BYTES: Final = 64 * 1024
@@ -136,6 +140,28 @@ class Lane:
             connection.close()
         for connection in busy:  # its thread closes it
             connection.shut_down()
+
+
+def why_not(channel: grpc.Channel) -> str | None:
+    """Says why calls to a daemon go over gRPC; None: they go by its lane.
+
+    Args:
+        channel: blocking one to the daemon.
+    """
+    if not ENABLED:
+        return "TQ_LANE=off"
+    try:
+        found: lane_pb2.FindLaneReply = LaneStub(channel).Find(  # type: ignore[no-untyped-call,unused-ignore]
+            lane_pb2.FindLaneRequest(), timeout=PROBE_SECONDS
+        )
+        if not found.name:
+            return "it has no lane, as one that asks for tokens"
+        Connection(found).close()
+    except grpc.RpcError as error:
+        return f"it does not tell of a lane ({error.code().name})"
+    except OSError:
+        return "it is on another host"
+    return None
 
 
 class Connection:

@@ -153,7 +153,8 @@ class Security:
     @property
     def allows_lane(self) -> bool:
         """Whether clients of this host may call by the lane: a token is looked at with each call over gRPC, so that
-        one can be revoked; a lane's connection has none."""
+        one can be revoked; a lane's connection has none.
+        """
         return self.token_file is None
 
     def interceptors(self) -> list[TokenGate]:

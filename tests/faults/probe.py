@@ -36,6 +36,11 @@ class NodeProbe:
         reply = self.describe()
         return Used(reply.sealed_bytes, reply.reserved_bytes, reply.quarantined_bytes)
 
+    def used_once_sealed(self) -> Used:
+        """Waits until the node has heard of the first put, which was answered already; returns what is used then."""
+        wait_until(lambda: self.used().sealed > 0, timeout=5, what="the node is told of the put")
+        return self.used()
+
     def wait_used(self, expected: Used, *, timeout: float, what: str) -> None:
         try:
             wait_until(lambda: self.used() == expected, timeout=timeout, what=what)

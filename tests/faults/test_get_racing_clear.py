@@ -169,7 +169,7 @@ def test_bytes_are_used_again_only_when_the_read_lease_is_over(held: str, no_lea
     ):
         part = client.create_partition("part", lease=LEASE)
         ids = part.put({"x": [row(1), row(2), row(3)]})
-        block_bytes = probe.used().sealed
+        block_bytes = probe.used_once_sealed().sealed
         batch: Any = (
             part.get(ids, copy=False) if held == "a view" else part.consumer("actor").claim(3, copy=False, timeout=5)
         )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tqclient as tq
-import tqclient.client
+import tqclient.lane
 from tests.harness import FaultProxy, wait_until
 from tests.process.controller_daemon import Client, Controller, daemon, ids_of
 from tqclient import errors
@@ -88,7 +88,7 @@ def test_a_claim_that_nobody_asks_for_again_is_delivered_again_at_its_lease(
 @pytest.fixture
 def over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients call over gRPC alone: a lane would go past the proxy."""
-    monkeypatch.setattr(tqclient.client, "LANES", False)
+    monkeypatch.setattr(tqclient.lane, "ENABLED", False)
 
 
 class _Calls:

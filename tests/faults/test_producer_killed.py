@@ -106,7 +106,7 @@ def kill_at_each_step(supervisor: Supervisor, block_bytes: int) -> None:
         node_probe(cluster.storage[0].address) as probe,
     ):
         stage = Stage(cluster, client, supervisor)
-        baseline = probe.used()
+        baseline = probe.used_once_sealed()
         assert baseline.sealed > MIB
         assert baseline == Used(baseline.sealed)
         reached = []
@@ -141,7 +141,7 @@ def test_producers_killed_in_the_middle_of_their_streams_leave_nothing(no_leaks:
         node_probe(cluster.storage[0].address) as probe,
     ):
         stage = Stage(cluster, client, supervisor)
-        baseline = probe.used()
+        baseline = probe.used_once_sealed()
         stops = [chunks * CHUNK_BYTES for chunks in range(4)]
         pids = stage.producers("grpc", 3 * MIB // 8, [*stops, 3 * MIB + 1])
         assert [stage.start(pid) for pid in pids][:4] == stops

@@ -123,6 +123,8 @@ def test_doctor_tries_every_path(ask: Any) -> None:
         "note",
     )
     assert verdicts["transport shm: put and get"] == verdicts["transport grpc: put and get"] == "ok"
+    calls = {name: finding["detail"] for finding in report["findings"] if (name := finding["subject"])[:5] == "calls"}
+    assert calls == dict.fromkeys(["calls to the controller", "calls to node storage-0"], "by its lane, a Unix socket")
     assert ask("partitions", "tq-doctor/") == []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 
 import grpc
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 import tqclient as tq
-from tests.harness import wait_until
 from tqclient.limits import MIB
 from tqclient.wire.v1 import lane_pb2
 from tqclient.wire.v1.lane_pb2_grpc import LaneStub
@@ -21,10 +19,9 @@ LARGE = 4 * MIB
 """A put of so many bytes reserves room at the storage node."""
 
 
-def lane_of(address: str, token: str | None = None) -> lane_pb2.FindLaneReply:
-    metadata = [("authorization", f"Bearer {token}")] if token else None
+def lane_of(address: str) -> lane_pb2.FindLaneReply:
     with grpc.insecure_channel(address) as channel:
-        return LaneStub(channel).Find(lane_pb2.FindLaneRequest(), timeout=5, metadata=metadata)
+        return LaneStub(channel).Find(lane_pb2.FindLaneRequest(), timeout=5)
 
 
 def lane_connections(pid: int) -> int:
@@ -55,7 +52,7 @@ def test_every_daemon_is_called_by_its_lane(cluster: LocalCluster) -> None:
 
 
 def test_without_lanes_every_call_goes_over_grpc(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tqclient.client.LANES", False)
+    monkeypatch.setattr("tqclient.lane.ENABLED", False)
     with tq.connect(cluster.address) as client:
         part = client.create_partition("p")
         for _ in range(3):

@@ -24,6 +24,10 @@ from tqclient.errors import TQError
 from tqclient.info import ClusterInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import grpc
+
     from tqclient.client import Client
 
 WRITE_BYTES: Final = 1 << 20
@@ -94,6 +98,9 @@ def examine(arguments: argparse.Namespace) -> list[Finding]:
             started = time.monotonic()
             cluster = client.describe()
             elapsed_ms = (time.monotonic() - started) * 1000
+            calls = call_findings(
+                client._connection.channels.channel, {"the controller": address} | addresses_of(cluster)
+            )
     except TQError as error:
         remedy = (
             "start one (tq up, tq-controller), or name it with --controller or TQ_CONTROLLER" if error.retryable else ""
@@ -101,7 +108,7 @@ def examine(arguments: argparse.Namespace) -> list[Finding]:
         return [*findings, Finding(f"controller {address}", "bad", str(error), remedy)]
     detail = f"answered in {elapsed_ms:.0f} ms; start {cluster.epoch}, {cluster.sessions} sessions"
     findings.append(Finding(f"controller {address}", "ok", detail))
-    findings += node_findings(cluster)
+    findings += node_findings(cluster) + calls
     return findings + [
         finding for name in _transports() for finding in _path_findings(arguments, name, write=arguments.write)
     ]
@@ -123,6 +130,23 @@ def node_findings(cluster: ClusterInfo) -> list[Finding]:
         else:
             used = f"{size_text(node.used_bytes)} of {size_text(node.capacity_bytes)} in use"
             findings.append(Finding(subject, "ok", f"over {node.transport}: {node.reason}; {used}"))
+    return findings
+
+
+def addresses_of(cluster: ClusterInfo) -> dict[str, str]:
+    """Returns where the nodes are that are attached, by what to call each."""
+    return {f"node {node.name}": node.address for node in cluster.nodes if node.attached}
+
+
+def call_findings(channel: Callable[[str], grpc.Channel], daemons: Mapping[str, str]) -> list[Finding]:
+    """Tells by which way blocking clients call the daemons from here."""
+    from tqclient.lane import why_not
+
+    findings = []
+    for name, address in daemons.items():
+        reason = why_not(channel(address))
+        detail = "by its lane, a Unix socket" if reason is None else f"over gRPC: {reason}"
+        findings.append(Finding(f"calls to {name}", "ok" if reason is None else "note", detail))
     return findings
 
 

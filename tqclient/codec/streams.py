@@ -30,8 +30,8 @@ Allocate = Callable[[int], NDArray[np.uint8]]
 """length → uint8 [length], 64-byte aligned and writable; the column that is read keeps it."""
 
 _COPY_BYTES: Final = 1 * MIB
-"""Copied out of an arena, then hashed. Below that, glibc may copy by `rep movsb`, which is slow from pages of 4 KiB to huge
-ones: 348 MB take 38 ms on two cores in pieces of 512 KiB, and 26 in these."""
+"""Copied out of an arena, then hashed. Below that, glibc may copy by `rep movsb`, which is slow from pages of 4 KiB to
+huge ones: 348 MB take 38 ms on two cores in pieces of 512 KiB, and 26 in these."""
 _DIRECT_BYTES_MIN: Final = 128 * KIB
 """From here on a run is worth its own copy; smaller ones share a pass over the scratch buffer."""
 _KEPT_MAX: Final = 2

@@ -22,7 +22,7 @@ from tqclient import limits
 from tqclient.channel import Access, Channels
 from tqclient.driver import run_sync
 from tqclient.errors import InternalError, InvalidArgument, SampleNotFound, TQError, Unavailable, UnsupportedVersion
-from tqclient.lane import FIND_AGAIN_SECONDS, IDLE_MAX, Connection, Lane
+from tqclient.lane import FIND_AGAIN_SECONDS, IDLE_MAX, Connection, Lane, why_not
 from tqclient.operations.effects import CONTROLLER, Call, Operation
 from tqclient.wire import lane as wire
 from tqclient.wire.status import from_detail
@@ -301,8 +301,31 @@ def test_where_tokens_are_asked_for_there_is_no_lane(tmp_path: Path) -> None:
             for _ in range(3):
                 assert beat(channels) == 5
         assert (daemon.found.name, daemon.found.secret, daemon.connections) == ("", b"", 0)
+        assert reason(daemon) == "it has no lane, as one that asks for tokens"
     finally:
         daemon.close()
+
+
+def reason(daemon: Daemon) -> str | None:
+    with closing(Access(daemon.address, "one").channel(daemon.address)) as channel:
+        return why_not(channel)
+
+
+def test_why_a_lane_is_not_to_be_had_can_be_told(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reason(daemon) is None
+    daemon.server._lane._name = "tq-lane-of-another-host"
+    assert reason(daemon) == "it is on another host"
+    monkeypatch.setattr("tqclient.lane.ENABLED", False)
+    assert reason(daemon) == "TQ_LANE=off"
+
+
+def test_an_older_daemon_tells_of_no_lane() -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        assert why_not(channel) == "it does not tell of a lane (UNIMPLEMENTED)"
+    server.stop(None).wait()
 
 
 def test_a_lane_that_cannot_be_had_is_not_looked_for_at_each_call(daemon: Daemon) -> None:
