@@ -20,7 +20,7 @@ from tqclient.codec.checksum import PARALLEL_UNIT_MIN, PIECE_BYTES, first_mismat
 from tqclient.codec.clips import Clip, clip_of, spans
 from tqclient.codec.directory import Node, Stream
 from tqclient.errors import CorruptBlock
-from tqclient.limits import KIB, MIB
+from tqclient.limits import KIB
 
 Fetch = Callable[[int, int], NDArray[np.uint8]]
 """(offset, length) within a block → uint8 [length], a view that is valid for the duration of the read."""
@@ -29,9 +29,6 @@ Locate = Callable[[NDArray[np.int64], NDArray[np.int64]], tuple[NDArray[np.uint8
 Allocate = Callable[[int], NDArray[np.uint8]]
 """length → uint8 [length], 64-byte aligned and writable; the column that is read keeps it."""
 
-_COPY_BYTES: Final = 1 * MIB
-"""Copied out of an arena, then hashed. Below that, glibc may copy by `rep movsb`, which is slow from pages of 4 KiB to
-huge ones: 348 MB take 38 ms on two cores in pieces of 512 KiB, and 26 in these."""
 _DIRECT_BYTES_MIN: Final = 128 * KIB
 """From here on a run is worth its own copy; smaller ones share a pass over the scratch buffer."""
 _KEPT_MAX: Final = 2
@@ -236,8 +233,8 @@ class _Copy:
         source = self._group.fetch(stream.offset + start, stop - start)
 
         def copy(first: int) -> None:
-            for position in range(first, min(first + parallel.TASK_BYTES, stop - start), _COPY_BYTES):
-                piece = source[position : position + _COPY_BYTES]
+            for position in range(first, min(first + parallel.TASK_BYTES, stop - start), PIECE_BYTES):
+                piece = source[position : position + PIECE_BYTES]
                 copied = self._target[at + position : at + position + piece.size]
                 np.copyto(copied, piece)
                 if self._reading.verify:
