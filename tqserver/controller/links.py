@@ -21,7 +21,7 @@ OUTBOX_ORDERS_MAX: Final = 65_536
 """Orders that wait for one node; one that does not drain them is cut off, and starts afresh with the next NodeSync."""
 ORDER_EXTENTS_MAX: Final = 65_536
 """Extents that are gathered into one order."""
-GATHER_S: Final = 0.002
+GATHER_S: Final = 0.005
 """So long may an order about extents wait for others: nobody waits for it, and what it takes to send one would delay
 the replies to the very calls that brought it about."""
 
