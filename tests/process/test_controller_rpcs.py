@@ -169,6 +169,7 @@ def test_a_node_is_synchronised_reports_usage_and_ends_the_sessions_of_dead_writ
 ) -> None:
     part = client.create()
     client.commit(part, 1)
+    node.next_order(), node.next_order()  # opened, sealed
     second = controller.node()  # the same name: replaces the first link
     sync = second.next_order()
     assert [0, EXTENT_BYTES, client.generation, part] in rows_of(sync.sync.extents)
@@ -179,7 +180,6 @@ def test_a_node_is_synchronised_reports_usage_and_ends_the_sessions_of_dead_writ
     watcher = controller.client()
     cluster = watcher.call("DescribeCluster", pb.DescribeClusterRequest())
     assert [(each.name, each.attached, each.used_bytes) for each in cluster.nodes] == [("node", True, 4096)]
-    node.next_order(), node.next_order()  # opened, sealed
     with pytest.raises(errors.Unavailable, match="replaced"):
         node.next_order()
     second.close()
