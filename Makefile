@@ -12,6 +12,8 @@ READY := $(VENV)/.ready
 CONSTRAINTS := deploy/constraints.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 
+WORKERS ?= 2
+
 EXAMPLES := grpo-ddp dpo-pairs sft-warm-start rollout-bridge verl-replay-buffer nemo-rl-data-plane roll-transfer-backend
 
 .PHONY: help setup proto check test chaos cuda demo bench clean examples $(EXAMPLES)
@@ -43,8 +45,8 @@ check: $(READY)  ## formatting, lint, types, fresh stubs, layout
 	$(BIN)/python proto/generate.py --check
 	$(BIN)/python -m pytest -q tests/unit/test_layout.py
 
-test: $(READY)  ## every test but the long fault runs
-	$(BIN)/python -m pytest -m 'not chaos and not cuda' $(ARGS)
+test: $(READY)  ## every test but the long fault runs, two at a time: make test WORKERS=0 for one after the other
+	$(BIN)/python -m pytest -m 'not chaos and not cuda' -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 chaos: $(READY)  ## the long fault runs: make chaos SEED=7 ROUNDS=100
 	$(BIN)/python -m pytest -m chaos $(if $(SEED),--seed=$(SEED)) $(if $(ROUNDS),--rounds=$(ROUNDS)) $(ARGS)

@@ -18,6 +18,8 @@ pytest_plugins = ["tests.harness.plugin"]
 
 ReportT = TypeVar("ReportT", pytest.TestReport, pytest.CollectReport)
 
+ONE_AT_A_TIME = ("faults", "hosts")
+"""Folders of tests that kill and stop what is under load, and then wait for leases to end."""
 CI = os.environ.get("CI", "").lower() in ("1", "true")
 
 # No deadline, and no verdict on slow generation: machines are shared; tests that are about time measure it themselves.
@@ -39,6 +41,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # So a shell starts what it runs in the background; every program that a test starts would be deaf to Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run side by side, those of one file stay together, and those with faults do not meet one another."""
+    for item in items:
+        file = item.path.relative_to(item.config.rootpath)
+        group = "faults" if file.parts[1] in ONE_AT_A_TIME else str(file)
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def pytest_report_header(config: pytest.Config) -> str:

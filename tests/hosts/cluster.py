@@ -183,6 +183,11 @@ class HostCluster(AbstractContextManager["HostCluster"]):
         reply = self.describe(name)
         return Used(reply.sealed_bytes, reply.reserved_bytes, reply.quarantined_bytes)
 
+    def used_once_sealed(self, name: str) -> Used:
+        """Waits until a storage node has heard of the first put, which was answered already; what it holds then."""
+        wait_until(lambda: self.used(name).sealed > 0, timeout=ANSWER_SECONDS, what=f"{name} is told of the put")
+        return self.used(name)
+
     def wait_used(self, name: str, expected: Used, *, timeout: float, what: str) -> None:
         """Waits until a storage node holds exactly so much."""
         try:

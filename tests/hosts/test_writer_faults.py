@@ -139,7 +139,7 @@ def assert_nothing_came_of_it(client: tq.Client, numbers: list[int]) -> None:
 @pytest.mark.timeout(90)
 def test_writers_killed_on_another_host_leave_nothing(cluster: HostCluster, stage: Stage) -> None:
     size_bytes = 4 * MIB
-    baseline = cluster.used(NODE)
+    baseline = cluster.used_once_sealed(NODE)
     assert baseline == Used(baseline.sealed)
     stops = {901: SWEEP, 902: size_bytes // 4, 903: size_bytes // 2}  # number: bytes that are in place
     writers = {number: stage.write("put", number, size_bytes) for number in stops}
@@ -168,7 +168,7 @@ def test_a_stopped_writer_on_another_host_changes_no_foreign_byte_and_its_late_s
     cluster: HostCluster, stage: Stage
 ) -> None:
     size_bytes = 6 * MIB
-    baseline = cluster.used(NODE)
+    baseline = cluster.used_once_sealed(NODE)
     writers = {number: stage.write(how, number, size_bytes) for number, how in ((801, "put"), (802, "once"))}
     with cluster.network.throttled(cluster.network[NODE], RATE):
         stage.catch(writers, dict.fromkeys(writers, 256 * KIB), Child.stop)

@@ -144,7 +144,8 @@ def test_nothing_survives_a_parent_that_is_killed(storage: str) -> None:
     parent, *daemons = map(int, done.stdout.split())
     wait_for(lambda: not any(map(alive, daemons)), timeout=15)
     if storage == "kills":  # it could not remove its arena: the next cluster does
-        assert [name.rpartition(".")[2] for name in left_behind(parent)] == ["arena"]
+        # Unless a test that runs beside this one has started that cluster already.
+        assert {name.rpartition(".")[2] for name in left_behind(parent)} <= {"arena"}
         LocalCluster(storage_nodes=0).start().stop()
     wait_for(lambda: left_behind(parent) == [])
 
