@@ -25,8 +25,9 @@ ROWS = 1_000_000
 ROWS_PER_PUT = 1_000
 EXTENT_BYTES = 256
 SERVING_CPU_SECONDS = 3.0
-SERVING_SECONDS = 8.0
-"""The promise is 2 s by the clock. A machine that does other things takes longer, by its processors' time as well."""
+SERVING_SECONDS = 30.0
+"""The promise is 2 s by the clock. A machine that does other things takes longer, by its processors' time as well: that
+is what is judged, and by the clock only that it serves at all."""
 DICTS = 7
 """A processor that is slow at present may take as long as so many dicts of as many keys take it."""
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -86,7 +87,7 @@ def _dict_seconds() -> float:
 
 
 def _start(daemon: Controller, *flags: str) -> None:
-    """Starts; it must serve in time, by its own processor time and roughly by the clock."""
+    """Starts; it must serve in time, by its own processor time."""
     daemon.spawn(*flags)
     line = daemon.child.wait_for("serving", timeout=SERVING_SECONDS)
     used = _cpu_seconds(daemon.child.pid)
