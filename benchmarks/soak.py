@@ -40,7 +40,7 @@ class Verdict:
     Attributes:
         process: its name.
         quantity: what was sampled.
-        first: after the warm-up.
+        first: after the warm-up; of a level, the median of the first tenth from there on, as one value may be a peak.
         last: at the end.
         low: smallest from the warm-up on.
         high: largest from the warm-up on.
@@ -200,6 +200,7 @@ def judge(
             warm = np.asarray(values[warm_from:])
             first, last, low, high = (float(value) for value in (warm[0], warm[-1], warm.min(), warm.max()))
             if quantity in LEVELS:
+                first = float(np.median(warm[: max(1, len(warm) // 10)]))
                 passed = max(high - first, first - low) <= TOLERANCE * first
                 bound = f"±{TOLERANCE:.0%}"
             elif quantity == FAULTS:

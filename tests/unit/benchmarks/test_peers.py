@@ -170,5 +170,9 @@ def test_a_quantity_may_move_by_a_twentieth_after_the_warm_up() -> None:
         "registrations": False,
     }
     assert (verdicts["RSS MiB"].first, verdicts["RSS MiB"].low, verdicts["RSS MiB"].high) == (100.0, 95.0, 105.0)
+    # What it is held against is no single value, which may be a valley or a peak.
+    level = [50.0, 97.0, *[100.0] * 30, 104.0]
+    verdict, risen = judge({"node": {"RSS MiB": level, "threads": [*level, 106.0]}}, 1, 100, 1)
+    assert (verdict.first, verdict.low, verdict.passed, risen.passed) == (100.0, 97.0, True, False)
     fewer = judge(samples, 1, 70, 256 * os.sysconf("SC_PAGE_SIZE"))
     assert {verdict.quantity for verdict in fewer if not verdict.passed} >= {"minor faults"}
