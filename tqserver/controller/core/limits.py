@@ -48,9 +48,9 @@ REPLY_BYTES_PER_CLIENT_MAX: Final = 64 << 20
 """Beyond it, the oldest replies are forgotten: their requests are refused when repeated, never applied twice."""
 IDLE_CLIENTS_MAX: Final = 4_096
 """Clients without a live session whose replies are kept."""
-RETIRED_WINDOWS_MAX: Final = 8_192
-"""Windows without live extents that are remembered, so that none of their bytes can be committed again: about 2 MB. A
-large put has a window of its own, so all of them are soon in use."""
+RETIRED_WINDOWS_MAX: Final = 4_096
+"""Windows without live extents that are remembered, so that none of their bytes can be committed again: about 1 MB. A
+large put has a window of its own, so all of them are soon in use; at 30 large puts a second they go back 2 minutes."""
 EXTENT_END_MAX: Final = 1 << 62
 """Arena offset behind the last byte of an extent."""
 DIRECTORY_BYTES_MAX: Final = 32 << 20
