@@ -174,5 +174,7 @@ def test_a_quantity_may_move_by_a_twentieth_after_the_warm_up() -> None:
     level = [50.0, 97.0, *[100.0] * 30, 104.0]
     verdict, risen = judge({"node": {"RSS MiB": level, "threads": [*level, 106.0]}}, 1, 100, 1)
     assert (verdict.first, verdict.low, verdict.passed, risen.passed) == (100.0, 97.0, True, False)
+    few, many = judge({"a": {"threads": [10.0, 12.0, 10.0]}, "b": {"threads": [10.0, 11.0, 13.0]}}, 0, 100, 1)
+    assert (few.passed, many.passed) == (True, False)
     fewer = judge(samples, 1, 70, 256 * os.sysconf("SC_PAGE_SIZE"))
     assert {verdict.quantity for verdict in fewer if not verdict.passed} >= {"minor faults"}
