@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import grpc
 import uvloop
@@ -29,6 +29,9 @@ from tqclient.wire.status import DETAIL_KEY, status_of, to_detail
 from tqclient.wire.v1 import lane_pb2_grpc
 from tqserver import health
 from tqserver.lane import LaneServer
+
+if TYPE_CHECKING:
+    from tqserver.security import Security
 
 DETAILS_CHARS_MAX: Final = 1024
 """Of an error's text: it travels twice in the trailing metadata, which clients bound."""
@@ -155,25 +158,19 @@ class DaemonServer:
     """A grpc.aio server with health, reflection, a lane for clients of this host, and an orderly end.
 
     Args:
-        interceptors: that stand before every handler of gRPC, outermost first (`Security.interceptors`).
-        credentials: of TLS; None listens in the clear.
-        lane: whether there is one; no interceptor stands before it (`Security.allows_lane`).
+        security: what it demands of its callers.
+        outermost: interceptors that stand before every other one of gRPC; a lane has none.
     """
 
-    def __init__(
-        self,
-        *,
-        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
-        credentials: grpc.ServerCredentials | None = None,
-        lane: bool,
-    ) -> None:
-        self.grpc = grpc.aio.server(interceptors=[*interceptors, Boundary()], options=OPTIONS)
+    def __init__(self, security: Security, outermost: Sequence[grpc.aio.ServerInterceptor] = ()) -> None:
+        interceptors = [*outermost, *security.interceptors(), Boundary()]
+        self.grpc = grpc.aio.server(interceptors=interceptors, options=OPTIONS)
         self._lane = LaneServer()
         # gRPC finds methods among the generic handlers, where they are added in any case. For each one that is
         # registered as well, it would wait on one more future at every call.
         self.grpc.add_registered_method_handlers = self._add_to_lane  # type: ignore[method-assign,assignment,unused-ignore]
-        self._credentials = credentials
-        self._has_lane = lane
+        self._credentials = security.credentials()
+        self._has_lane = security.allows_lane
         self._health = health.Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)  # type: ignore[no-untyped-call,unused-ignore]
         lane_pb2_grpc.add_LaneServicer_to_server(self._lane, self.grpc)  # type: ignore[no-untyped-call,unused-ignore]

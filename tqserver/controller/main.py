@@ -89,9 +89,7 @@ async def serve(config: ControllerConfig, stop: asyncio.Event) -> int:
     )
     try:
         await service.start()
-        server = DaemonServer(
-            interceptors=security.interceptors(), credentials=security.credentials(), lane=security.allows_lane
-        )
+        server = DaemonServer(security)
         controller_pb2_grpc.add_ControllerServicer_to_server(service, server.grpc)  # type: ignore[no-untyped-call]
         address = await server.start(config.listen, [SERVICE_NAME])
         security.warn(config.listen)

@@ -187,15 +187,10 @@ async def serve(config: StorageConfig, arena: Arena, stop: asyncio.Event) -> int
         populate=config.prefault,
         finished=lambda: loop.call_soon_threadsafe(memory_ready.set),
     )
-    security = config.security
-    server = DaemonServer(
-        interceptors=[RawChunks(), *security.interceptors()],
-        credentials=security.credentials(),
-        lane=security.allows_lane,
-    )
+    server = DaemonServer(config.security, [RawChunks()])
     service = StorageService(node, lambda: prefault.done_bytes, engine)
     storage_pb2_grpc.add_StorageServicer_to_server(service, server.grpc)  # type: ignore[no-untyped-call,unused-ignore]
-    security.warn(config.listen)
+    config.security.warn(config.listen)
     bound = await server.start(config.listen, [SERVICE])
     address = advertised(bound, config.advertise)
     link = Link(

@@ -64,7 +64,7 @@ class Daemon:
 
     def start(self) -> None:
         async def starting() -> None:
-            self.server = DaemonServer(interceptors=self._security.interceptors(), lane=self._security.allows_lane)
+            self.server = DaemonServer(self._security)
             self.servicer = Slow()
             controller_pb2_grpc.add_ControllerServicer_to_server(self.servicer, self.server.grpc)
             self.address = await self.server.start(self.address, ["tq.v1.Controller"])
@@ -313,6 +313,8 @@ def reason(daemon: Daemon) -> str | None:
 
 def test_why_a_lane_is_not_to_be_had_can_be_told(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason(daemon) is None
+    monkeypatch.setattr(daemon.server._lane, "_connections_max", 0)
+    assert str(reason(daemon)).startswith("its lane is not to be had: ")
     daemon.server._lane._name = "tq-lane-of-another-host"
     assert reason(daemon) == "it is on another host"
     monkeypatch.setattr("tqclient.lane.ENABLED", False)

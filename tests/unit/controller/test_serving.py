@@ -72,9 +72,7 @@ def serve(scenario: Scenario, security: Security | None = None) -> None:
 
     async def run() -> None:
         secured = security or Security()
-        server = DaemonServer(
-            interceptors=secured.interceptors(), credentials=secured.credentials(), lane=secured.allows_lane
-        )
+        server = DaemonServer(secured)
         servicer = Servicer()
         controller_pb2_grpc.add_ControllerServicer_to_server(servicer, server.grpc)
         address = await server.start("127.0.0.1:0", ["tq.v1.Controller"])
