@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import grpc
 
@@ -13,6 +13,7 @@ from tqclient.wire.v1 import storage_pb2, storage_pb2_grpc
 
 LEASE = 1.0
 """Seconds: the leases of sessions and claims in these tests."""
+ANSWER_SECONDS: Final = 5.0
 
 
 class Used(NamedTuple):
@@ -24,13 +25,14 @@ class Used(NamedTuple):
 
 
 class NodeProbe:
-    """Asks one storage node."""
+    """Asks one storage node.
 
-    def __init__(self, channel: grpc.Channel) -> None:
-        self._stub = storage_pb2_grpc.StorageStub(channel)
+    Args:
+        describe: how.
+    """
 
-    def describe(self) -> storage_pb2.DescribeNodeReply:
-        return self._stub.DescribeNode(storage_pb2.DescribeNodeRequest(), timeout=5, wait_for_ready=True)
+    def __init__(self, describe: Callable[[], storage_pb2.DescribeNodeReply]) -> None:
+        self.describe = describe
 
     def used(self) -> Used:
         reply = self.describe()
@@ -38,7 +40,7 @@ class NodeProbe:
 
     def used_once_sealed(self) -> Used:
         """Waits until the node has heard of the first put, which was answered already; returns what is used then."""
-        wait_until(lambda: self.used().sealed > 0, timeout=5, what="the node is told of the put")
+        wait_until(lambda: self.used().sealed > 0, timeout=ANSWER_SECONDS, what="the node is told of the put")
         return self.used()
 
     def wait_used(self, expected: Used, *, timeout: float, what: str) -> None:
@@ -51,4 +53,7 @@ class NodeProbe:
 @contextmanager
 def node_probe(address: str) -> Iterator[NodeProbe]:
     with grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-        yield NodeProbe(channel)
+        stub = storage_pb2_grpc.StorageStub(channel)
+        yield NodeProbe(
+            lambda: stub.DescribeNode(storage_pb2.DescribeNodeRequest(), timeout=ANSWER_SECONDS, wait_for_ready=True)
+        )

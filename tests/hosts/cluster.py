@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -15,7 +16,7 @@ from typing import Any, Final
 import grpc
 
 import tqclient as tq
-from tests.faults.probe import LEASE, Used
+from tests.faults.probe import ANSWER_SECONDS, LEASE, NodeProbe
 from tests.harness import Child, wait_until
 from tests.harness.hosts import Host, Network
 from tests.harness.remote import Remote
@@ -30,7 +31,6 @@ QUARANTINE_SECONDS: Final = 1.0
 RECLAIM_SECONDS: Final = LEASE + QUARANTINE_SECONDS + 2.0
 """Until the bytes of a writer that vanished are free: its lease, the quarantine, and a new engine."""
 SERVING_SECONDS: Final = 20.0
-ANSWER_SECONDS: Final = 5.0
 TRANSPORT: Final = "mooncake"
 """That the faults are met over."""
 
@@ -178,22 +178,9 @@ class HostCluster(AbstractContextManager["HostCluster"]):
         """What a storage node says of itself."""
         return storage_pb2.DescribeNodeReply.FromString(self._nodes.call(Nodes.describe, name))
 
-    def used(self, name: str) -> Used:
-        """Bytes of a storage node that are not free."""
-        reply = self.describe(name)
-        return Used(reply.sealed_bytes, reply.reserved_bytes, reply.quarantined_bytes)
-
-    def used_once_sealed(self, name: str) -> Used:
-        """Waits until a storage node has heard of the first put, which was answered already; what it holds then."""
-        wait_until(lambda: self.used(name).sealed > 0, timeout=ANSWER_SECONDS, what=f"{name} is told of the put")
-        return self.used(name)
-
-    def wait_used(self, name: str, expected: Used, *, timeout: float, what: str) -> None:
-        """Waits until a storage node holds exactly so much."""
-        try:
-            wait_until(lambda: self.used(name) == expected, timeout=timeout, what=what)
-        except AssertionError as error:
-            raise AssertionError(f"{error}; {self.used(name)} instead of {expected}") from None
+    def probe(self, name: str) -> NodeProbe:
+        """What tells how full a storage node is."""
+        return NodeProbe(partial(self.describe, name))
 
     def wait_ready(self, name: str) -> None:
         """Waits until a storage node is in touch with the controller, and has an engine."""

@@ -152,14 +152,14 @@ def cut_off(
     users[CLIENTS[1]].call(delete_all)
     users[CLIENTS[0]].call(create, name)
     for node in STORAGE:
-        wait_until(lambda: cluster.used(node).sealed == 0, timeout=RECLAIM_SECONDS, what=f"{node} is empty")  # noqa: B023
+        wait_until(lambda: cluster.probe(node).used().sealed == 0, timeout=RECLAIM_SECONDS, what=f"{node} is empty")  # noqa: B023
     loops = {
         host: user.start(exercise, name, ledger.directory, 1_000_000 * index)
         for index, (host, user) in enumerate(users.items(), start=1)
     }
     wait_seconds(0.5)
     if victim == IN_USE:
-        victim = max(STORAGE, key=lambda node: cluster.used(node).sealed)
+        victim = max(STORAGE, key=lambda node: cluster.probe(node).used().sealed)
     began = time.monotonic()
     with cluster.network.partitioned(cluster.network[victim], direction):
         wait_seconds(seconds)

@@ -34,7 +34,7 @@ def user(cluster: HostCluster) -> Iterator[Remote]:
         connected = cluster.user(CLIENTS[0], transport=TRANSPORT).wait_made()
         yield connected
         connected.close()
-        cluster.wait_used(NODE, Used(0), timeout=RECLAIM_SECONDS, what="everything was cleared")
+        cluster.probe(NODE).wait_used(Used(0), timeout=RECLAIM_SECONDS, what="everything was cleared")
 
 
 @pytest.fixture(autouse=True)
@@ -98,10 +98,10 @@ def test_a_reader_on_another_host_slower_than_its_lease_gets_no_other_bytes(clus
     address = cluster.controller.address
     reader = cluster.script(CLIENTS[1], SLOW_READER, address, TRANSPORT, cleared, kept, name="slow-reader")
     wait_until(lambda: reader.stopped, timeout=60, what="the reader stops")
-    sealed = cluster.used(NODE).sealed
+    sealed = cluster.probe(NODE).used().sealed
     user.call(clear, cleared)
-    assert cluster.used(NODE).sealed == sealed  # for as long as the reader's lease lasts
-    wait_until(lambda: cluster.used(NODE).sealed == sealed // 2, timeout=LEASE + 1, what="its pin ends")
+    assert cluster.probe(NODE).used().sealed == sealed  # for as long as the reader's lease lasts
+    wait_until(lambda: cluster.probe(NODE).used().sealed == sealed // 2, timeout=LEASE + 1, what="its pin ends")
     assert user.call(fill_up)
     while user.call(fill_up):  # until no hole is left that another row fits: the reader can't look without meeting one
         pass
@@ -138,7 +138,7 @@ def flipped(cluster: HostCluster, user: Remote, flips: int, seed: int) -> None:
     hit = user.call(flip_bits, cluster.arena(NODE), flips, seed)
     assert hit.keys() >= {"dense", "ragged", "mm", "prompt"}
     assert sum(hit.values()) == flips
-    cluster.wait_used(NODE, Used(0), timeout=RECLAIM_SECONDS, what="the blocks are gone")
+    cluster.probe(NODE).wait_used(Used(0), timeout=RECLAIM_SECONDS, what="the blocks are gone")
 
 
 def test_a_flipped_bit_on_another_host_is_found_and_spares_the_neighbours(

@@ -144,10 +144,10 @@ def test_a_hung_node_does_not_delay_transfers_to_a_healthy_one(cluster: HostClus
     user.call(create, "hung")
     rows: dict[str, tuple[int, int]] = {}  # node → a number and the id of its row there
     for number in range(1_000):  # the node with more room is preferred, and tests before this one took from both
-        before = {name: cluster.used(name).sealed for name in STORAGE}
+        before = {name: cluster.probe(name).used().sealed for name in STORAGE}
         id_ = user.call(put_large, "hung", number)
         grown = wait_until(
-            lambda: [name for name in STORAGE if cluster.used(name).sealed > before[name]],  # noqa: B023
+            lambda: [name for name in STORAGE if cluster.probe(name).used().sealed > before[name]],  # noqa: B023
             timeout=5,
             what="the node hears of the seal",
         )
@@ -182,4 +182,4 @@ def test_nothing_is_left_on_the_nodes(cluster: HostCluster, users: list[Remote])
     for user in users:
         user.close()
     for name in STORAGE:
-        cluster.wait_used(name, Used(0), timeout=3 * LEASE, what=f"{name} is empty")
+        cluster.probe(name).wait_used(Used(0), timeout=3 * LEASE, what=f"{name} is empty")

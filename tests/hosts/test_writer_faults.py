@@ -117,7 +117,7 @@ def stage(cluster: HostCluster, user: Remote) -> Iterator[Stage]:
     user.call(prepare)
     yield Stage(cluster, user)
     user.call(tq.Client.delete_partition, "part")
-    cluster.wait_used(NODE, Used(0), timeout=RECLAIM_SECONDS, what="everything was deleted")
+    cluster.probe(NODE).wait_used(Used(0), timeout=RECLAIM_SECONDS, what="everything was deleted")
 
 
 FIRST = np.arange(1 << 17)
@@ -139,17 +139,17 @@ def assert_nothing_came_of_it(client: tq.Client, numbers: list[int]) -> None:
 @pytest.mark.timeout(90)
 def test_writers_killed_on_another_host_leave_nothing(cluster: HostCluster, stage: Stage) -> None:
     size_bytes = 4 * MIB
-    baseline = cluster.used_once_sealed(NODE)
+    baseline = cluster.probe(NODE).used_once_sealed()
     assert baseline == Used(baseline.sealed)
     stops = {901: SWEEP, 902: size_bytes // 4, 903: size_bytes // 2}  # number: bytes that are in place
     writers = {number: stage.write("put", number, size_bytes) for number in stops}
     with cluster.network.throttled(cluster.network[NODE], RATE):
         landed = stage.catch(writers, stops, Child.kill)
     assert min(landed.values()) < size_bytes
-    held = cluster.used(NODE)
+    held = cluster.probe(NODE).used()
     assert held.sealed == baseline.sealed
     assert held.reserved + held.quarantined > size_bytes  # the first may have come back by now
-    cluster.wait_used(NODE, baseline, timeout=RECLAIM_SECONDS, what="killed, bytes come back")
+    cluster.probe(NODE).wait_used(baseline, timeout=RECLAIM_SECONDS, what="killed, bytes come back")
     stage.user.call(assert_nothing_came_of_it, list(stops))
 
 
@@ -168,18 +168,18 @@ def test_a_stopped_writer_on_another_host_changes_no_foreign_byte_and_its_late_s
     cluster: HostCluster, stage: Stage
 ) -> None:
     size_bytes = 6 * MIB
-    baseline = cluster.used_once_sealed(NODE)
+    baseline = cluster.probe(NODE).used_once_sealed()
     writers = {number: stage.write(how, number, size_bytes) for number, how in ((801, "put"), (802, "once"))}
     with cluster.network.throttled(cluster.network[NODE], RATE):
         stage.catch(writers, dict.fromkeys(writers, 256 * KIB), Child.stop)
     stopped = time.monotonic()
-    assert cluster.used(NODE).reserved > 2 * size_bytes
-    cluster.wait_used(NODE, baseline, timeout=RECLAIM_SECONDS, what="the bytes of the stopped can go to others")
+    assert cluster.probe(NODE).used().reserved > 2 * size_bytes
+    cluster.probe(NODE).wait_used(baseline, timeout=RECLAIM_SECONDS, what="the bytes of the stopped can go to others")
     missing = [size_bytes - stage.landed_bytes(number) for number in writers]
     assert min(missing) > MIB, f"nothing is left that could come late: {missing}"
 
     stored = stage.user.call(fill)
-    free_bytes = cluster.describe(NODE).capacity_bytes - sum(cluster.used(NODE))
+    free_bytes = cluster.describe(NODE).capacity_bytes - sum(cluster.probe(NODE).used())
     assert free_bytes < size_bytes, "a late write could miss every foreign row"
     wait_seconds(STOP_LEASES * LEASE, since=stopped)
     for writer in writers.values():
