@@ -34,9 +34,10 @@ IDLE_MAX: Final = 4
 """Connections that are kept for the next calls."""
 FIND_SECONDS: Final = 0.25
 """How long a call may be held up by looking for the lane."""
-PROBE_SECONDS: Final = 5.0
 FIND_AGAIN_SECONDS: Final = 30.0
 """Between two looks for a lane that cannot be had; one that was lost is looked for at the next call."""
+PROBE_SECONDS: Final = 5.0
+"""How long `why_not` waits to be told of a lane."""
 RECEIVE_BYTES: Final = 64 * 1024
 
 _log = logging.getLogger(__name__)
@@ -151,16 +152,16 @@ def why_not(channel: grpc.Channel) -> str | None:
     if not ENABLED:
         return "TQ_LANE=off"
     try:
-        found: lane_pb2.FindLaneReply = LaneStub(channel).Find(  # type: ignore[no-untyped-call,unused-ignore]
-            lane_pb2.FindLaneRequest(), timeout=PROBE_SECONDS
-        )
+        found: lane_pb2.FindLaneReply = LaneStub(channel).Find(lane_pb2.FindLaneRequest(), timeout=PROBE_SECONDS)  # type: ignore[no-untyped-call,unused-ignore]
         if not found.name:
             return "it has no lane, as one that asks for tokens"
         Connection(found).close()
     except grpc.RpcError as error:
         return f"it does not tell of a lane ({error.code().name})"
-    except OSError:
+    except ConnectionRefusedError:
         return "it is on another host"
+    except OSError as error:
+        return f"its lane is not to be had: {error}"
     return None
 
 

@@ -24,7 +24,7 @@ from tqclient.errors import TQError
 from tqclient.info import ClusterInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     import grpc
 
@@ -98,9 +98,7 @@ def examine(arguments: argparse.Namespace) -> list[Finding]:
             started = time.monotonic()
             cluster = client.describe()
             elapsed_ms = (time.monotonic() - started) * 1000
-            calls = call_findings(
-                client._connection.channels.channel, {"the controller": address} | addresses_of(cluster)
-            )
+            calls = _call_findings(client._connection.channels.channel, address, cluster)
     except TQError as error:
         remedy = (
             "start one (tq up, tq-controller), or name it with --controller or TQ_CONTROLLER" if error.retryable else ""
@@ -133,17 +131,14 @@ def node_findings(cluster: ClusterInfo) -> list[Finding]:
     return findings
 
 
-def addresses_of(cluster: ClusterInfo) -> dict[str, str]:
-    """Returns where the nodes are that are attached, by what to call each."""
-    return {f"node {node.name}": node.address for node in cluster.nodes if node.attached}
-
-
-def call_findings(channel: Callable[[str], grpc.Channel], daemons: Mapping[str, str]) -> list[Finding]:
+def _call_findings(channel: Callable[[str], grpc.Channel], controller: str, cluster: ClusterInfo) -> list[Finding]:
     """Tells by which way blocking clients call the daemons from here."""
     from tqclient.lane import why_not
 
+    daemons = [("the controller", controller)]
+    daemons += [(f"node {node.name}", node.address) for node in cluster.nodes if node.attached]
     findings = []
-    for name, address in daemons.items():
+    for name, address in daemons:
         reason = why_not(channel(address))
         detail = "by its lane, a Unix socket" if reason is None else f"over gRPC: {reason}"
         findings.append(Finding(f"calls to {name}", "ok" if reason is None else "note", detail))
