@@ -83,8 +83,8 @@ class Child:
 
     @property
     def stopped(self) -> bool:
-        """Whether it is held by SIGSTOP."""
-        return self.running and _state(self.pid) == "T"
+        """Whether it is held by SIGSTOP, with all of its threads."""
+        return self.running and is_stopped(self.pid)
 
     def kill(self) -> None:
         """SIGKILL, and waits until the process is gone."""
@@ -93,8 +93,8 @@ class Child:
 
     def stop(self) -> None:
         """SIGSTOP, and waits until the process has stopped."""
-        self.signal(signal.SIGSTOP)
-        wait_until(lambda: self.stopped, timeout=10, what=f"{self.name} stops")
+        if self.running:
+            stop_processes(self.pid)
 
     def resume(self) -> None:
         """SIGCONT."""
@@ -197,10 +197,30 @@ class Supervisor:
         self.close()
 
 
-def _state(pid: int) -> str:
-    """The letter of the process' state, as /proc gives it."""
+def is_stopped(pid: int) -> bool:
+    """Whether no thread of a process runs: it is stopped, or gone.
+
+    SIGSTOP holds a process once one of its threads has taken it, and until then each of the others goes on: the first
+    thread to stop tells nothing of the rest.
+    """
     try:
-        status = Path(f"/proc/{pid}/stat").read_text()
+        states = [_state(task) for task in Path(f"/proc/{pid}/task").iterdir()]
+    except FileNotFoundError:
+        return True
+    return all(state in ("T", "Z", "X", "") for state in states)
+
+
+def stop_processes(*pids: int) -> None:
+    """SIGSTOP to processes, and waits until none of their threads runs."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: all(map(is_stopped, pids)), timeout=10, what=f"processes {pids} stop")
+
+
+def _state(task: Path) -> str:
+    """The letter of a thread's state, as /proc gives it; empty when it is gone."""
+    try:
+        status = (task / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return ""
     return status.rpartition(")")[2].split()[0]

@@ -20,6 +20,7 @@ from tests.faults.probe import ANSWER_SECONDS, LEASE, NodeProbe
 from tests.harness import Child, wait_until
 from tests.harness.hosts import Host, Network
 from tests.harness.remote import Remote
+from tests.harness.supervisor import stop_processes
 from tqclient.limits import MIB
 from tqclient.wire.v1 import storage_pb2, storage_pb2_grpc
 
@@ -73,9 +74,7 @@ class Daemon:
 
     def stop(self) -> None:
         """SIGSTOP to the daemon and every process that it started: the host hangs."""
-        for pid in self.pids():
-            os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda: self.life.stopped, timeout=5, what=f"{self.life.name} stops")
+        stop_processes(*self.pids())
 
     def resume(self) -> None:
         """SIGCONT, likewise."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.harness.supervisor import stop_processes
 from tests.process.storage_rig import Rig, wait_for
 from tqclient.errors import InvalidArgument, TransportUnavailable, Unavailable
 from tqclient.limits import KIB, MIB
@@ -40,7 +41,7 @@ class Node:
 
     def start(self) -> None:
         self.rig.start(sessions=[SESSION])
-        wait_for(lambda: self.rig.describe().mooncake.segment != "")
+        wait_for(lambda: self.rig.describe().mooncake.segment != "", 30)  # a first engine reads the library from disk
         self.transport = self.open("mooncake")
         self.transport.session_opened(SESSION)
         self.window = self.rig.reserve(SESSION, DATA.size, segment=self.transport.segment)
@@ -189,7 +190,7 @@ def test_a_gather_from_a_stopped_engine_ends_at_its_deadline(node: Node) -> None
     node.put(DATA.size)
     rows = [(i * 12_000, 4 * KIB) for i in range(1000)]
     node.get(rows)
-    os.kill(node.engine_pid, signal.SIGSTOP)
+    stop_processes(node.engine_pid)
     started = time.monotonic()
     with pytest.raises(Unavailable, match=r"did not gather within 0\.3 s"):
         node.get(rows, timeout=0.3)
@@ -244,7 +245,7 @@ def test_a_killed_engine_is_a_typed_error_and_its_successor_is_reached(node: Nod
 
 def test_a_stopped_engine_quarantines_the_staging_until_its_transfers_end(node: Node) -> None:
     node.put(100)
-    stop(node.engine_pid)
+    stop_processes(node.engine_pid)
     started = time.monotonic()
     # More than the kernel's socket buffers take, so that it cannot end.
     with pytest.raises(Unavailable, match=r"a transfer did not end within 0\.3 s"):
@@ -264,7 +265,7 @@ def test_a_stopped_engine_quarantines_the_staging_until_its_transfers_end(node: 
 def test_a_stopped_engine_keeps_the_buffers_of_its_transfers_until_they_end(node: Node, *, writes: bool) -> None:
     node.put(DATA.size)
     assert node.pool.stats().live_bytes == 0
-    stop(node.engine_pid)
+    stop_processes(node.engine_pid)
     with pytest.raises(Unavailable, match=r"a transfer did not end within 0\.3 s"):
         node.put(DATA.size, timeout=0.3) if writes else node.get([(0, DATA.size)], timeout=0.3)
     assert node.transport.stats()["abandoned"] > 0
@@ -273,12 +274,6 @@ def test_a_stopped_engine_keeps_the_buffers_of_its_transfers_until_they_end(node
     wait_for(lambda: node.transport.stats()["abandoned"] == 0, 15)
     assert node.transport.stats()["taken_bytes"] == 0
     wait_for(lambda: node.pool.stats().live_bytes == 0)
-
-
-def stop(pid: int) -> None:
-    """Stops a process, and returns when none of its threads runs any more."""
-    os.kill(pid, signal.SIGSTOP)
-    wait_for(lambda: all(" T " in (task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()))
 
 
 def p99_ms(node: Node, count: int = 400) -> float:
@@ -297,7 +292,7 @@ def test_a_stopped_node_does_not_hold_up_another(node: Node, tmp_path: Path) -> 
         other.start()
         node.put(64 * KIB)
         idle_ms = p99_ms(node)
-        stop(other.engine_pid)
+        stop_processes(other.engine_pid)
         with pytest.raises(Unavailable):
             other.put(3 * MIB, timeout=0.1)
         beside_ms = p99_ms(node)
@@ -307,7 +302,7 @@ def test_a_stopped_node_does_not_hold_up_another(node: Node, tmp_path: Path) -> 
 
 
 def test_a_path_is_opened_within_the_time_that_is_left(node: Node) -> None:
-    stop(node.engine_pid)
+    stop_processes(node.engine_pid)
     started = time.monotonic()
     with pytest.raises(Unavailable, match=r"did not answer within the 0\.\d+ s that were left"):
         node.open("mooncake", timeout=0.4)
@@ -317,7 +312,7 @@ def test_a_path_is_opened_within_the_time_that_is_left(node: Node) -> None:
 
 
 def test_an_engine_that_does_not_answer_is_refused_in_time(node: Node) -> None:
-    stop(node.engine_pid)
+    stop_processes(node.engine_pid)
     started = time.monotonic()
     with pytest.raises(TransportUnavailable, match="did not answer within 2 s"):
         node.open("mooncake")

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import tqclient as tq
-from tests.harness.supervisor import wait_until
+from tests.harness.supervisor import stop_processes, wait_until
 from tqclient.limits import KIB, MIB
 from tqserver.local import Daemon, LocalCluster
 
@@ -67,7 +67,7 @@ def same(part: tq.Partition, ids: Any, rows: list[torch.Tensor]) -> bool:
 
 @contextmanager
 def stopped(daemon: Daemon) -> Iterator[None]:
-    os.kill(daemon.pid, signal.SIGSTOP)
+    stop_processes(daemon.pid)
     try:
         yield
     finally:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import stat
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
+from tests.harness.supervisor import stop_processes
 from tests.process.storage_rig import FakeController, Rig, wait_for
 from tqclient.errors import InvalidArgument, LeaseExpired, SampleNotFound, StorageFull, Unavailable
 from tqclient.limits import CHUNK_BYTES, MIB
@@ -190,7 +190,7 @@ def test_a_writer_that_dies_is_reported_once_and_its_bytes_come_back(rig: Rig) -
         assert writer.stdout.readline() == b"locked\n"
         rig.reserve(1, MIB, mapped=True)
         rig.reserve(2, 256)  # writes through the node: needs no lock, and is not taken for dead
-        writer.send_signal(signal.SIGSTOP)
+        stop_processes(writer.pid)
         rig.wait_used(0, MIB + 256)
         assert rig.controller.gone.empty()
         writer.kill()

@@ -4,14 +4,27 @@ import mmap
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.harness import Supervisor, wait_until
 from tests.harness.leaks import Holdings, leaks_nothing
+from tests.harness.supervisor import is_stopped
 
 TICKS = "import time\nprint('up', flush=True)\nwhile True: time.sleep(0.01)"
+COUNTERS = """
+import sys, threading
+import numpy as np
+counts = np.memmap(sys.argv[1], np.uint8, "r+")
+
+def count(i):  # most of it outside the interpreter's lock, so that threads run side by side
+    while True: np.add(counts[i::4], 1, out=counts[i::4])
+
+for i in range(4): threading.Thread(target=count, args=(i,)).start()
+print("up", flush=True)
+"""
 
 
 def alive(pid: int) -> bool:
@@ -33,6 +46,23 @@ def test_kill_stop_and_resume(supervisor: Supervisor) -> None:
     child.kill()
     assert child.wait(timeout=5) == -signal.SIGKILL
     assert not child.running
+
+
+def test_a_process_has_stopped_when_no_thread_of_it_runs(supervisor: Supervisor, tmp_path: Path) -> None:
+    shared = tmp_path / "counts"
+    shared.write_bytes(bytes(1 << 20))
+    child = supervisor.python(COUNTERS, shared)
+    child.wait_for("up")
+    for _ in range(50):
+        child.stop()
+        assert is_stopped(child.pid)
+        before = shared.read_bytes()
+        time.sleep(0.005)
+        assert shared.read_bytes() == before
+        child.resume()
+        wait_until(lambda before=before: shared.read_bytes() != before, timeout=5, what="it goes on")  # type: ignore[misc]
+    child.kill()
+    assert is_stopped(child.pid)
 
 
 def test_everything_ends_with_the_block(tmp_path: Path) -> None:
