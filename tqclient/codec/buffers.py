@@ -146,14 +146,19 @@ def _tasks(runs: Sequence[tuple[int, int]], bounds: Sequence[int]) -> list[tuple
 
 
 def _tasks_of_one(value: Any, checksums: Checksums) -> list[Callable[[], None]]:
-    """What writes the value that is all of a stream; one that lies there already is only hashed."""
+    """What writes the value that is all of a stream; one that lies there already is only hashed.
+
+    In units for which threads would take turns, that is left to `Checksums.finish`.
+    """
     size = checksums.stream.size
     plain = _plain_bytes(value) if size else None
     if plain is None:
         return copies(value, checksums, 0)
     if plain.ctypes.data != checksums.stream.ctypes.data:
         return _plain_copies(plain, checksums, 0)
-    step = parallel.TASK_BYTES if checksums.unit >= PARALLEL_UNIT_MIN else size
+    if checksums.unit < PARALLEL_UNIT_MIN:
+        return []
+    step = parallel.TASK_BYTES
     return [partial(checksums.hash, start, min(start + step, size)) for start in range(0, size, step)]
 
 

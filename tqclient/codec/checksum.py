@@ -1,8 +1,8 @@
 """Checksums over fixed units of a stream, computed and compared while the bytes are warm in the cache.
 
 A unit is a power of two near the mean row, so that a scattered row is verified by reading less than two units more than
-itself, and a large stream costs one hash call per 32 KiB or more. See docs/decisions/0001-block-format.md and
-0008-shared-values.md.
+itself, and a large stream costs one hash call per 32 KiB or more. See docs/decisions/0001-block-format.md,
+0008-shared-values.md and 0011-units-of-huge-rows.md.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ mean row, but at least `UNIT_LARGE_ROW`."""
 UNIT_MAX: Final = 128 * KIB
 PARALLEL_UNIT_MIN: Final = 128 * KIB
 """xxhash keeps the interpreter's lock for smaller units: where nothing is copied in between, threads take turns."""
+HUGE_ROW_BYTES: Final = 40 * PARALLEL_UNIT_MIN
+"""From here on a unit is a tenth of a quarter of a row, at most, and may be one that threads hash side by side."""
 PIECE_BYTES: Final = 512 * KIB
 """Copied, then hashed: small enough to be in the cache still, large enough that the interpreter does not show."""
 
@@ -36,6 +38,8 @@ def unit_bytes(length: int, rows: int) -> int:
     mean = length // rows if rows else 0
     if mean <= UNIT_MIN:
         return UNIT_MIN
+    if mean >= HUGE_ROW_BYTES:
+        return UNIT_MAX
     largest = UNIT_USUAL if mean < LARGE_ROW_BYTES else min(max(UNIT_LARGE_ROW, mean // 64), UNIT_MAX)
     return 1 << (min(mean, largest).bit_length() - 1)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tests.unit.codec.blocks import Block, encode
 from tests.unit.codec.values import identical
 from tqclient.codec import ALIGN, Layout, Part, allocate, dumps, loads, measure, read_column, same_rows
-from tqclient.codec.checksum import UNIT_MAX, UNIT_MIN, unit_bytes
+from tqclient.codec.checksum import PARALLEL_UNIT_MIN, UNIT_MAX, UNIT_MIN, unit_bytes
 from tqclient.codec.directory import RAGGED, NodePlan, build, directory_bytes
 from tqclient.codec.header import HEADER_BYTES, Header, aligned
 from tqclient.codec.kinds.base import stream_size
@@ -148,7 +148,9 @@ def test_a_misaligned_target_is_refused() -> None:
         (8192 * 10, 10, 8192),
         (1_000_000 * 8, 8, 16_384),  # a range of a large row reads a unit more, on average
         (3_000_000 * 8, 8, 32_768),  # a 64th of the row is 46,875
-        (346_000_000, 64, 65_536),
+        (64 * (40 * 131_072 - 1), 64, 65_536),
+        (64 * 40 * 131_072, 64, 131_072),  # threads hash these side by side
+        (346_000_000, 64, 131_072),
         (20_000_000 * 4, 4, UNIT_MAX),
         (64 * (524_288 - 1), 64, 32_768),
         (64 * 4_194_304, 64, 65_536),
@@ -156,6 +158,32 @@ def test_a_misaligned_target_is_refused() -> None:
 )
 def test_the_checksum_unit_follows_the_mean_row(length: int, rows: int, unit: int) -> None:
     assert unit_bytes(length, rows) == unit
+
+
+@pytest.mark.parametrize("mean", [640 * 1024, 1_000_000, 4_194_304, 5_242_879, 5_242_880, 5_400_000, 50_000_000])
+def test_a_quarter_of_a_large_row_is_verified_with_a_tenth_more(mean: int) -> None:
+    assert unit_bytes(64 * mean, 64) <= mean // 4 // 10
+
+
+def test_what_was_filled_in_in_place_is_the_block_that_a_copy_makes() -> None:
+    noise = torch.Generator().manual_seed(3)
+    columns = {
+        "huge": [
+            torch.randint(255, (size,), dtype=torch.uint8, generator=noise) for size in (7 << 20, 5 << 20, 3 << 20)
+        ],
+        "large": torch.rand(3, 700_001, generator=noise),
+        "small": torch.arange(3),
+    }
+    plan = measure(columns)
+    copied, filled = allocate(plan.size_bytes), allocate(plan.size_bytes)
+    directory = plan.write(copied)
+    in_place, values = plan.blank(filled)
+    for name, column in columns.items():
+        for target, row in zip(values[name], column, strict=True):
+            target.copy_(row)
+    assert in_place.write(filled) == directory
+    assert np.array_equal(filled, copied)
+    assert Layout.parse(directory).node("huge").streams[0].unit == PARALLEL_UNIT_MIN
 
 
 def test_split_by_bytes() -> None:
