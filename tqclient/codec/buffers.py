@@ -18,6 +18,8 @@ from tqclient.codec.header import ALIGN
 
 CAT_ITEMS_MAX: Final = 32_767
 """From 32,768 elements on, torch.cat leaves its one tight loop for a tensor iterator per input."""
+_AS_LARGE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By bytes: what numpy knows of elements whose dtype it lacks."""
 
 
 def allocate(size: int) -> NDArray[np.uint8]:
@@ -60,34 +62,37 @@ def bytes_of(value: torch.Tensor | NDArray[Any]) -> NDArray[np.uint8]:
     """The bytes of a tensor or array in row-major order; a view where it is contiguous."""
     if isinstance(value, np.ndarray):
         return np.ascontiguousarray(value).reshape(-1).view(np.uint8) if value.nbytes else np.empty(0, np.uint8)
-    plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return _flat(plain) if plain.numel() else np.empty(0, np.uint8)
+    return _flat(value.detach().resolve_conj().resolve_neg().cpu().contiguous())
 
 
 def _flat(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    """The bytes of a contiguous tensor; one element alone is contiguous whatever its strides, so `view` won't do."""
-    items: Any = tensor.as_strided((tensor.numel(),), (1,))
-    return np.asarray(items.view(torch.uint8).numpy())
+    """The bytes of a contiguous tensor. numpy takes one element alone for contiguous whatever its strides are."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    try:
+        array = tensor.numpy()
+    except TypeError:  # numpy lacks the dtype
+        array = tensor.view(_AS_LARGE[tensor.itemsize]).numpy()
+    return array.reshape(-1).view(np.uint8)
 
 
-def write_all(
-    values: Sequence[Any], sizes: NDArray[np.int64], target: NDArray[np.uint8], unit: int, later: parallel.Later
-) -> Checksums:
+def write_one(value: torch.Tensor | NDArray[Any], checksums: Checksums, later: parallel.Later) -> None:
+    """Copies the tensor, or array, that is all of a stream; `later`, as with `write_all`."""
+    later.add(_tasks_of_one(value, checksums), checksums.stream.size)
+
+
+def write_all(values: Sequence[Any], sizes: NDArray[np.int64], checksums: Checksums, later: parallel.Later) -> None:
     """Copies tensors, or arrays, of one dtype back to back into a stream.
 
     Args:
         values: any strides; equal in all but their leading dimension, or 0-dim.
         sizes: int64, the bytes of each.
-        target: uint8 [sum of sizes].
-        unit: bytes per checksum.
+        checksums: of the stream, which has as many bytes as they together.
         later: where the copies go; they are made when that is run.
     """
-    checksums = Checksums(target, unit)
-    if len(values) == 1:
-        later.add(_tasks_of_one(values[0], checksums), target.size)
-        return checksums
+    target = checksums.stream
     if not target.size:
-        return checksums
+        return
     bounds = [0, *np.cumsum(sizes).tolist()]
     runs = batches(bounds, _run_bytes(values[0]))
     places = _places(values[0], target, [(bounds[low], bounds[high]) for low, high in runs])
@@ -99,7 +104,6 @@ def write_all(
         elif bounds[high] > bounds[low]:
             tasks.append(partial(_write_runs, values, runs[first:last], places[first:last], bounds, checksums))
     later.add(tasks, target.size)
-    return checksums
 
 
 def _run_bytes(first: Any) -> int:
@@ -237,7 +241,7 @@ def _plain_bytes(value: torch.Tensor | NDArray[Any]) -> NDArray[np.uint8] | None
         return value.reshape(-1).view(np.uint8) if value.flags.c_contiguous else None
     if not value.is_cpu or not value.is_contiguous() or value.is_conj() or value.is_neg():
         return None
-    return _flat(value.detach())
+    return _flat(value)
 
 
 def _copy_bytes(source: NDArray[np.uint8], checksums: Checksums, at: int) -> None:
@@ -267,8 +271,6 @@ def _copy_rows(value: torch.Tensor | NDArray[Any], checksums: Checksums, at: int
         checksums.hash(max(at, start - checksums.unit + 1), stop)
 
 
-def write_bytes(source: bytes, target: NDArray[np.uint8], unit: int) -> Checksums:
+def write_bytes(source: bytes, checksums: Checksums) -> None:
     """Copies a whole stream of plain bytes."""
-    checksums = Checksums(target, unit)
     _copy_bytes(np.frombuffer(source, np.uint8), checksums, 0)
-    return checksums

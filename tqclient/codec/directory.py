@@ -160,7 +160,7 @@ class NodePlan(NamedTuple):
 
 def critical_flags(nodes: Sequence[NodePlan]) -> int:
     """What a reader must understand to read these columns."""
-    shared = any(node.kind == SHARED or critical_flags(node.children) for node in nodes)
+    shared = any(node.kind == SHARED or (node.children and critical_flags(node.children)) for node in nodes)
     return CRITICAL_SHARED if shared else 0
 
 

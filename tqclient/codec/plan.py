@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,7 @@ class Plan:
         self._columns = dict(columns)
         self.rows = rows
         self._nodes = [column.node(name) for name, column in self._columns.items()]
+        self._streams = [stream for top in self._nodes for node in top.preorder() for stream in node.streams]
         self._directory_bytes = directory_bytes(self._nodes)
         self._offsets, self.size_bytes = self._place()
 
@@ -73,10 +75,9 @@ class Plan:
         """Each stream on its 64-byte boundary, nodes in preorder."""
         offsets = []
         end = aligned(HEADER_BYTES + self._directory_bytes)
-        for node in (each for field in self._nodes for each in field.preorder()):
-            for stream in node.streams:
-                offsets.append(end)
-                end = aligned(end + stream.length)
+        for stream in self._streams:
+            offsets.append(end)
+            end = aligned(end + stream.length)
         return offsets, end
 
     @cached_property
@@ -137,17 +138,18 @@ class Plan:
         Raises:
             InvalidArgument: a column is neither tensors nor made of them.
         """
-        streams = iter([target[offset : offset + length] for offset, length in self._streams()])
+        streams = iter([place.stream for place in self._places(target)])
         columns, values = {}, {}
         for name, column in self._columns.items():
             columns[name], values[name] = column.blank(streams)
         return Plan(columns, self.rows), values
 
-    def _streams(self) -> Iterator[tuple[int, int]]:
-        """(offset, length) of each stream, nodes in preorder."""
-        nodes = (each for field in self._nodes for each in field.preorder())
-        lengths = (stream.length for node in nodes for stream in node.streams)
-        return zip(self._offsets, lengths, strict=True)
+    def _places(self, target: NDArray[np.uint8]) -> list[Checksums]:
+        """Where the streams lie, nodes in preorder."""
+        return [
+            Checksums(target[offset : offset + stream.length], stream.unit)
+            for offset, stream in zip(self._offsets, self._streams, strict=True)
+        ]
 
     def write(self, target: NDArray[np.uint8]) -> bytes:
         """Writes the block.
@@ -164,19 +166,17 @@ class Plan:
         fits = target.dtype == np.uint8 and target.shape == (self.size_bytes,) and target.flags.c_contiguous
         if not fits or target.ctypes.data % ALIGN:
             raise InvalidArgument(f"the target must be uint8 [{self.size_bytes}], contiguous and {ALIGN}-byte aligned")
-        offsets = iter(self._offsets)
-        checksums: list[Checksums] = []
+        places = self._places(target)
+        for offset, stream in zip(self._offsets, self._streams, strict=True):
+            end = offset + stream.length
+            target[end : aligned(end)] = 0
+        left = iter(places)
         later = Later()
-        for column in (each for field in self._columns.values() for each in field.preorder()):
-            parts = []
-            for stream in column.streams():
-                offset = next(offsets)
-                end = offset + stream.length
-                target[end : aligned(end)] = 0
-                parts.append(target[offset:end])
-            checksums.extend(column.write(parts, later))
+        for field, top in zip(self._columns.values(), self._nodes, strict=True):
+            for column, node in zip(field.preorder(), top.preorder(), strict=True):
+                column.write(list(islice(left, len(node.streams))), later)
         later.run()
-        directory = build(self._nodes, self.rows, self.size_bytes, self._offsets, [each.finish() for each in checksums])
+        directory = build(self._nodes, self.rows, self.size_bytes, self._offsets, [each.finish() for each in places])
         header = Header(self.size_bytes, len(directory), critical_flags(self._nodes))
         end = HEADER_BYTES + len(directory)
         target[:HEADER_BYTES] = np.frombuffer(header.to_bytes(), np.uint8)

@@ -267,6 +267,9 @@ def _write_block(
     deadline: Deadline,
 ) -> bytes:
     """Encodes a block into one replica's place, and copies it to the others' from there."""
+    if len(targets) == 1:
+        with _writing(state, targets[0], session, underway, deadline) as place:
+            return block.write(place)
     with ExitStack() as stack:
         # In one order in all threads: a path may have little memory to write from, and two puts that each hold some
         # of it must not wait for each other.

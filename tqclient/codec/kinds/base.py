@@ -36,11 +36,12 @@ class Encoder(ABC):
         """The streams of this column itself, without its children's."""
 
     @abstractmethod
-    def write(self, targets: Sequence[NDArray[np.uint8]], later: Later) -> list[Checksums]:
-        """Writes each stream into its place, or leaves that to `later`.
+    def write(self, streams: Sequence[Checksums], later: Later) -> None:
+        """Writes each stream, and hashes what it wrote, or leaves that to `later`.
 
-        Returns:
-            The checksums of each stream, to be finished when that was run.
+        Args:
+            streams: those that `streams()` told of, in their places.
+            later: run before the checksums are finished.
         """
 
     @abstractmethod

@@ -33,9 +33,12 @@ class DenseEncoder(Encoder):
     def streams(self) -> list[StreamSize]:
         return [stream_size(self.rows * self._row_bytes, self.rows)]
 
-    def write(self, targets: Sequence[NDArray[np.uint8]], later: Later) -> list[Checksums]:
-        sizes = np.full(len(self._pieces), targets[0].size // max(1, len(self._pieces)), np.int64)
-        return [buffers.write_all(self._pieces, sizes, targets[0], self.streams()[0].unit, later)]
+    def write(self, streams: Sequence[Checksums], later: Later) -> None:
+        if len(self._pieces) == 1:
+            buffers.write_one(self._pieces[0], streams[0], later)
+        else:
+            sizes = np.full(len(self._pieces), self._row_bytes, np.int64)
+            buffers.write_all(self._pieces, sizes, streams[0], later)
 
     def blank(self, streams: Iterator[NDArray[np.uint8]]) -> tuple[Encoder, Any]:
         value = DenseColumn(self.form, next(streams), self.rows, is_view=True).value

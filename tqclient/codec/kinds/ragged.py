@@ -59,15 +59,15 @@ class RaggedEncoder(Encoder):
     def _shape_bytes(self) -> int:
         return 8 * (len(self.form.shape) + 1) if self._varying else 0
 
-    def write(self, targets: Sequence[NDArray[np.uint8]], later: Later) -> list[Checksums]:
-        sizes = np.array([targets[0].size], np.int64) if self._joined else self._counts * _item_bytes(self.form)
-        units = [stream.unit for stream in self.streams()]
+    def write(self, streams: Sequence[Checksums], later: Later) -> None:
         pieces = [piece.reshape(-1) for piece in self._pieces] if self._varying else self._pieces
-        checksums = [buffers.write_all(pieces, sizes, targets[0], units[0], later)]
+        if len(pieces) == 1:
+            buffers.write_one(pieces[0], streams[0], later)
+        else:
+            buffers.write_all(pieces, self._counts * _item_bytes(self.form), streams[0], later)
         if self._varying:
             shapes = np.array([piece.shape for piece in self._pieces], "<i8")
-            checksums.append(buffers.write_bytes(shapes.tobytes(), targets[1], units[1]))
-        return checksums
+            buffers.write_bytes(shapes.tobytes(), streams[1])
 
     def blank(self, streams: Iterator[NDArray[np.uint8]]) -> tuple[Encoder, Any]:
         if self._varying:

@@ -48,22 +48,20 @@ class RecordEncoder(Encoder):
     def streams(self) -> list[StreamSize]:
         return [stream_size(int(counts.sum()), self.rows, counts) for counts in (self._counts, self._leaf_bytes)]
 
-    def write(self, targets: Sequence[NDArray[np.uint8]], later: Later) -> list[Checksums]:
-        units = [stream.unit for stream in self.streams()]
-        skeletons = buffers.write_bytes(b"".join(self._skeletons), targets[0], units[0])
-        leaves = Checksums(targets[1], units[1])
-        if not targets[1].size:
-            return [skeletons, leaves]
+    def write(self, streams: Sequence[Checksums], later: Later) -> None:
+        skeletons, leaves = streams
+        buffers.write_bytes(b"".join(self._skeletons), skeletons)
+        if not leaves.stream.size:
+            return
         tasks: list[Callable[[], None]] = []
         start = 0
         for row, row_bytes in zip(self._leaves, self._leaf_bytes.tolist(), strict=True):
             for leaf, offset in row:
                 end = start + offset + leaf.nbytes
-                targets[1][end : aligned(end)] = 0
+                leaves.stream[end : aligned(end)] = 0
                 tasks.extend(buffers.copies(leaf, leaves, start + offset))
             start += row_bytes
-        later.add(tasks, targets[1].size)
-        return [skeletons, leaves]
+        later.add(tasks, leaves.stream.size)
 
     def row_bytes(self) -> NDArray[np.int64]:
         return self._counts + self._leaf_bytes

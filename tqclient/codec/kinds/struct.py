@@ -33,8 +33,8 @@ class StructEncoder(Encoder):
     def streams(self) -> list[StreamSize]:
         return []
 
-    def write(self, targets: Sequence[NDArray[np.uint8]], later: Later) -> list[Checksums]:
-        return []
+    def write(self, streams: Sequence[Checksums], later: Later) -> None:
+        """It has no streams of its own."""
 
     def blank(self, streams: Iterator[NDArray[np.uint8]]) -> tuple[Encoder, Any]:
         columns, values = {}, {}

@@ -33,8 +33,8 @@ class BytesEncoder(Encoder):
     def streams(self) -> list[StreamSize]:
         return [stream_size(len(self._joined), self.rows, self._counts)]
 
-    def write(self, targets: Sequence[NDArray[np.uint8]], later: Later) -> list[Checksums]:
-        return [buffers.write_bytes(self._joined, targets[0], self.streams()[0].unit)]
+    def write(self, streams: Sequence[Checksums], later: Later) -> None:
+        buffers.write_bytes(self._joined, streams[0])
 
     def row_bytes(self) -> NDArray[np.int64]:
         return self._counts
