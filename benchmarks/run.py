@@ -62,7 +62,7 @@ def run(names: list[str], *, repeats: int, seed: int, transport: str, arena: str
 
 
 WARM_UP = 3
-"""Rounds before the warm ones: the first is reported as cold, the others let the background prefault finish."""
+"""Rounds before the warm ones: the first is reported as cold, the others wait for the background prefault to end."""
 
 
 def _measure(name: str, repeats: int, seed: int, transport: str, arena: str, tick: Any) -> Result:
@@ -73,8 +73,10 @@ def _measure(name: str, repeats: int, seed: int, transport: str, arena: str, tic
         target = Worker(consumer, cluster.address, transport, partition, size)
         try:
             rounds = []
-            for _ in range(WARM_UP + repeats):
+            for turn in range(WARM_UP + repeats):
                 rounds.append(_round(source, target))
+                if turn == 0:
+                    cluster.wait_prefaulted()
                 tick()
             processes = {
                 "producer": source.usage(),

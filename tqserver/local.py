@@ -28,7 +28,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -314,23 +314,31 @@ class LocalCluster:
         Raises:
             Unavailable: one has none after `timeout` seconds.
         """
+        self._wait_nodes("is not attached", lambda node: node.attached, timeout)
+
+    def wait_prefaulted(self, timeout: float = 120.0) -> None:
+        """Waits until the pages of every arena are there: what is measured before pays for them.
+
+        Raises:
+            Unavailable: some are missing after `timeout` seconds, or there is no prefault.
+        """
+        self._wait_nodes(
+            "has not touched all of its arena", lambda node: node.prefaulted_bytes == node.capacity_bytes, timeout
+        )
+
+    def _wait_nodes(self, failing: str, ready: Callable[[storage_pb2.DescribeNodeReply], bool], timeout: float) -> None:
         deadline = time.monotonic() + timeout
         for daemon in self._storage:
             with grpc.insecure_channel(daemon.address) as channel:
                 stub = storage_pb2_grpc.StorageStub(channel)  # type: ignore[no-untyped-call,unused-ignore]
-                while not self._attached(stub, deadline):
+                while True:
+                    with contextlib.suppress(grpc.RpcError):
+                        left = max(_POLL, deadline - time.monotonic())
+                        if ready(stub.DescribeNode(storage_pb2.DescribeNodeRequest(), timeout=left)):
+                            break
                     if daemon.died or time.monotonic() >= deadline:
-                        raise Unavailable(f"{daemon.name} is not attached; its log:\n{daemon.log_tail()}")
+                        raise Unavailable(f"{daemon.name} {failing}; its log:\n{daemon.log_tail()}")
                     time.sleep(_POLL)
-
-    @staticmethod
-    def _attached(stub: storage_pb2_grpc.StorageStub, deadline: float) -> bool:
-        try:
-            left = max(_POLL, deadline - time.monotonic())
-            reply = stub.DescribeNode(storage_pb2.DescribeNodeRequest(), timeout=left)
-        except grpc.RpcError:
-            return False
-        return bool(reply.attached)
 
     def stop(self) -> None:
         """Ends every daemon and, without a `data_dir`, removes what the cluster left on this machine. Repeatable."""

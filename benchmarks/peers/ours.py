@@ -30,6 +30,7 @@ class Storage(host.Storage):
         super().__init__(setup)
         self._cluster = LocalCluster(storage_nodes=1, arena=ARENA_BATCHES * setup.size_bytes + ARENA_SPARE_BYTES)
         self._cluster.start()
+        self._cluster.wait_prefaulted()
 
     def where(self) -> dict[str, Any]:
         """Returns the controller's address, and the pids of the daemons."""

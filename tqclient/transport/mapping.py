@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tqclient.errors import TQError, TransportUnavailable, Unavailable
 from tqclient.limits import ARENA_WARM_BYTES_MAX, POPULATE_BYTES
-from tqclient.transport.memory import Memory
+from tqclient.memory import Memory
 from tqclient.transport.moving import MovedPages
 from tqclient.wire.arena import HEADER_BYTES, ArenaHeader, lock_session, unlock_session
 

@@ -17,14 +17,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient.transport.memory import MAP_FAILED, Memory, last_error, libc
+from tqclient.memory import MAP_FAILED, MAP_FIXED, MAP_NORESERVE, Memory, last_error, libc
 
 _MREMAP_MAYMOVE: Final = 1
 _MREMAP_FIXED: Final = 2
 _MREMAP_DONTUNMAP: Final = 4
 """The source stays mapped, without pages: an access finds those of the file again. Of shared mappings: Linux 5.13."""
-_MAP_FIXED: Final = 0x10
-_MAP_NORESERVE: Final = 0x4000
 _TABLE_BYTES: Final = 2 << 20
 """What one table of page-table entries maps: tables move as a whole between addresses that are congruent by it."""
 
@@ -59,6 +57,11 @@ class MovedPages:
         skip = (self._home - region.address) % _TABLE_BYTES
         self._address = region.address + skip
         _move(self._home, self._address, self._length)
+        # A huge page that holds others' bytes as well does not move: what is of it at either end is fetched at once.
+        end = skip + self._length
+        head, tail = -(-skip // _TABLE_BYTES) * _TABLE_BYTES, end // _TABLE_BYTES * _TABLE_BYTES
+        for edge_start, edge_end in ((skip, min(head, end)), (max(head, tail), end)):
+            region.populate(edge_start, edge_end)
         begin = skip + start - first
         self.array: NDArray[np.uint8] = region.array()[begin : begin + stop - start]
 
@@ -73,7 +76,7 @@ class MovedPages:
         with suppress(OSError):  # what matters is the next step; the mapping finds the pages again one by one
             _move(self._address, self._home, self._length)
         protection = mmap.PROT_READ | mmap.PROT_WRITE
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED | _MAP_NORESERVE
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE
         if libc.mmap(self._address, self._length, protection, flags, -1, 0) == MAP_FAILED:
             raise last_error(f"cannot take back {self._length} bytes")
         self._memory = None

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.limits import KIB, POOL_IDLE_BYTES_MAX, POPULATE_BYTES
-from tqclient.transport.memory import Memory
+from tqclient.memory import Memory
 
 BUFFER_BYTES_MIN: Final = 64 * KIB
 """Of the smallest size class."""

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.errors import InvalidArgument, StorageFull, TQError, Unavailable
+from tqclient.memory import Memory
 from tqclient.wire import arena as wire
 from tqserver import limits
 from tqserver.config import format_size
@@ -71,11 +72,10 @@ class Arena:
         self.path = path
         self.header = header
         self.created = created
-        self._mapping = mmap.mmap(descriptor, header.file_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        self.data: NDArray[np.uint8] = np.frombuffer(self._mapping, dtype=np.uint8)
-        self._sequence = wire.seen_sequence(self._mapping)
-        self._allocated = np.frombuffer(self._mapping, dtype="<u8", count=1, offset=_ALLOCATED_OFFSET)
-        self.table = WindowTable(self._mapping)
+        self.data: NDArray[np.uint8] = Memory(header.file_bytes, descriptor=descriptor).array()
+        self._sequence = wire.seen_sequence(self.data)
+        self._allocated = np.frombuffer(self.data, dtype="<u8", count=1, offset=_ALLOCATED_OFFSET)
+        self.table = WindowTable(self.data)
 
     def __enter__(self) -> Arena:
         return self
@@ -138,7 +138,7 @@ class Arena:
 class WindowTable:
     """The rows that outlive the process: a `Ledger` for the allocator."""
 
-    def __init__(self, mapping: mmap.mmap) -> None:
+    def __init__(self, mapping: NDArray[np.uint8]) -> None:
         self._generation = np.frombuffer(mapping, dtype="<u8", count=1, offset=_GENERATION_OFFSET)
         self._rows: NDArray[Any] = np.frombuffer(mapping, dtype=_ROW, count=limits.WINDOWS_MAX, offset=_TABLE_OFFSET)
         used = np.flatnonzero(self._rows["state"]).tolist()

@@ -52,6 +52,9 @@ class StorageConfig:
     segment_bytes: int = option(limits.SEGMENT_BYTES, "most that a partition takes ahead of its need", kind=SIZE)
     unlink_on_exit: bool = option(False, "remove the arena file, and the blocks in it, on an orderly exit", kind=FLAG)
     prefault: bool = option(True, "touch the arena's pages in the background", kind=FLAG)
+    huge_pages: bool = option(
+        True, "and bring them together in huge pages, where the kernel can: Linux 6.1 and later", kind=FLAG
+    )
     mooncake: str = option(
         "auto",
         "transfer engine for clients on other hosts; it has no authentication, and listens on every interface: for "
@@ -185,6 +188,7 @@ async def serve(config: StorageConfig, arena: Arena, stop: asyncio.Event) -> int
         arena,
         lambda size: loop.call_soon_threadsafe(node.extend, size),
         populate=config.prefault,
+        huge_pages=config.huge_pages,
         finished=lambda: loop.call_soon_threadsafe(memory_ready.set),
     )
     server = DaemonServer(config.security, [RawChunks()])

@@ -13,7 +13,7 @@ import numpy as np
 from tqclient.errors import StorageFull
 from tqserver import limits, logs
 from tqserver.storage.arena import Arena
-from tqserver.storage.populate import populate
+from tqserver.storage.populate import collapse, populate
 
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -27,6 +27,7 @@ class Prefault:
         arena: open.
         allocated: called, on the thread, with `arena.allocated_bytes` each time it has grown.
         populate: whether to do the second half.
+        huge_pages: whether it brings the pages together in huge ones, where the kernel can.
         finished: called, on the thread, once all of that is done.
     """
 
@@ -36,13 +37,16 @@ class Prefault:
         allocated: Callable[[int], object],
         *,
         populate: bool,
+        huge_pages: bool = True,
         finished: Callable[[], object] = lambda: None,
     ) -> None:
         self._arena = arena
         self._allocated = allocated
         self._populates = populate
+        self._huge_pages = huge_pages
         self._finished = finished
         self._done_bytes = 0
+        self._huge_pages_bytes = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="prefault", daemon=True)
 
@@ -50,6 +54,11 @@ class Prefault:
     def done_bytes(self) -> int:
         """Bytes populated so far, from the front."""
         return self._done_bytes
+
+    @property
+    def huge_pages_bytes(self) -> int:
+        """Bytes of those that are in huge pages."""
+        return self._huge_pages_bytes
 
     def start(self) -> None:
         """Begins."""
@@ -96,5 +105,7 @@ class Prefault:
             if not can_populate:
                 # A read brings the page in as well, and unlike a write it cannot undo somebody's store.
                 np.max(data[start : start + length : _PAGE])
+            if self._huge_pages:
+                self._huge_pages_bytes += collapse(base + start, length)
             self._done_bytes = start + length
-        _log.info("arena is populated", bytes=size)
+        _log.info("arena is populated", bytes=size, huge_pages_bytes=self._huge_pages_bytes)

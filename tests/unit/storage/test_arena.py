@@ -5,12 +5,14 @@ import os
 import stat
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tqclient.errors import InvalidArgument, StorageFull, TQError, Unavailable, UnsupportedVersion
-from tqclient.limits import MIB
+from tqclient.limits import KIB, MIB
+from tqclient.memory import Memory
 from tqclient.wire.arena import HEADER_BYTES, ArenaHeader, engine_locked, lock_engine, lock_session
 from tqserver import limits
 from tqserver.storage.arena import Arena, TableFull, open_arena
@@ -177,6 +179,40 @@ def test_prefault_brings_every_page_in_and_changes_none(
         assert prefault.done_bytes == 8 * MIB
         assert np.array_equal(arena.data, before)
         prefault.stop()
+
+
+def _huge_bytes(array: np.ndarray[Any, Any]) -> int:
+    """How much of a mapping of a file is huge pages, by the kernel's account of it."""
+    start = f"{array.ctypes.data:x}-"
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    next(line for line in lines if line.startswith(start))
+    return next(int(line.split()[1]) * KIB for line in lines if line.startswith("ShmemPmdMapped:"))
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_prefault_brings_pages_together_in_huge_ones_for_every_mapping(*, wanted: bool) -> None:
+    path = Path(f"/dev/shm/tq-test-huge-{os.getpid()}.arena")
+    try:
+        with opened(path) as arena:
+            arena.data[MIB:] = np.random.default_rng(1).integers(0, 256, 7 * MIB, dtype=np.uint8)
+            before = arena.data.copy()
+            with path.open("rb") as file:
+                other = Memory(8 * MIB, descriptor=file.fileno(), writable=False)
+            seen = other.array()
+            assert np.array_equal(seen, before)
+            prefault = Prefault(arena, _no_growth, populate=True, huge_pages=wanted)
+            prefault.start()
+            prefault._thread.join()
+            huge = prefault.huge_pages_bytes
+            assert huge in (
+                range(0, 8 * MIB + 1, 2 * MIB) if wanted else (0,)
+            )  # as much as there was room in one piece
+            other.populate(0, 8 * MIB)
+            assert _huge_bytes(arena.data) == _huge_bytes(seen) == huge
+            assert np.array_equal(seen, before)
+            assert np.array_equal(arena.data, before)
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def test_an_arena_is_not_opened_while_an_engine_of_its_former_life_runs(

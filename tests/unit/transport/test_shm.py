@@ -25,12 +25,12 @@ from tests.unit.transport.fake_node import (
     make_arena,
     ranges,
 )
+from tqclient import memory as memory_module
 from tqclient.errors import TransportUnavailable, Unavailable
 from tqclient.limits import MIB
+from tqclient.memory import Memory
 from tqclient.transport import NodeTransport, Place
-from tqclient.transport import memory as memory_module
 from tqclient.transport.mapping import close_arena, open_arena
-from tqclient.transport.memory import Memory
 from tqclient.wire.arena import lock_session, session_locked, unlock_session
 
 OFFSET = DATA_OFFSET

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.errors import TransportUnavailable, Unavailable
-from tqclient.transport.memory import Memory
+from tqclient.memory import Memory
 from tqclient.wire import mooncake
 from tqclient.wire.addresses import join_address
 

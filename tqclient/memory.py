@@ -23,6 +23,11 @@ _MADV_DONTFORK: Final = 10
 _MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_READ: Final = 22
 _MADV_POPULATE_WRITE: Final = 23
+MAP_FIXED: Final = 0x10
+MAP_NORESERVE: Final = 0x4000
+_PROT_NONE: Final = 0
+_HUGE_PAGE_BYTES: Final = 2 << 20
+"""Of most processors. A huge page of a file is one of a mapping where both lie alike by it."""
 MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
 libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -62,10 +67,10 @@ class Memory:
             OSError: no address space or no permission.
         """
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        flags = mmap.MAP_SHARED if descriptor >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        address = libc.mmap(None, length, protection, flags, descriptor, 0)
-        if address == MAP_FAILED:
-            raise last_error(f"cannot map {length} bytes")
+        if descriptor >= 0:
+            address = _map_file(descriptor, length, protection)
+        else:
+            address = _map(None, length, protection, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.address: int = address
         self.length = length
         self.writable = writable
@@ -108,6 +113,30 @@ class Memory:
                 raise error
             # Linux before 5.14: reading a byte of each page maps it, if less cheaply.
             self.array()[piece : piece + length : mmap.PAGESIZE].sum()
+
+
+def _map_file(descriptor: int, length: int, protection: int) -> int:
+    """Maps a file from its start, at an address where its huge pages fit."""
+    room = length + _HUGE_PAGE_BYTES
+    start = _map(None, room, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    address = -(-start // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
+    try:
+        _map(address, length, protection, mmap.MAP_SHARED | MAP_FIXED, descriptor)
+    except OSError:
+        libc.munmap(start, room)
+        raise
+    stop = -(-(address + length) // mmap.PAGESIZE) * mmap.PAGESIZE
+    for first, last in ((start, address), (stop, start + room)):
+        if first < last:
+            libc.munmap(first, last - first)
+    return address
+
+
+def _map(address: int | None, length: int, protection: int, flags: int, descriptor: int = -1) -> int:
+    mapped: int = libc.mmap(address, length, protection, flags, descriptor, 0)
+    if mapped == MAP_FAILED:
+        raise last_error(f"cannot map {length} bytes")
+    return mapped
 
 
 _not_inherited: Final[weakref.WeakSet[Memory]] = weakref.WeakSet()
