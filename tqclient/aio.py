@@ -22,8 +22,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient import limits
+from tqclient import lane, limits
 from tqclient.aio_consumer import Batch, Consumer
+from tqclient.aio_lane import AioLane
 from tqclient.aio_permit import Permit
 from tqclient.aio_producer import Producer
 from tqclient.aio_watch import watch
@@ -88,7 +89,8 @@ class Client:
         """Made by `connect`."""
         self._connection = connection
         self._state = connection.state
-        self._channels = Channels(connection.access.address, connection.access.aio_channel)
+        by_lane = AioLane if lane.ENABLED else None
+        self._channels = Channels(connection.access.address, connection.access.aio_channel, lane=by_lane)
         self._finalizer = weakref.finalize(self, connection.close)
 
     async def create_partition(

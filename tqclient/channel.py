@@ -13,7 +13,7 @@ import grpc
 
 from tqclient import limits
 from tqclient.errors import InvalidArgument
-from tqclient.lane import Lane, Methods
+from tqclient.lane import AnyLane, Methods
 from tqclient.operations.effects import CLOSED, CONTROLLER
 from tqclient.wire.v1 import controller_pb2, storage_pb2
 from tqclient.wire.v1.controller_pb2_grpc import ControllerStub
@@ -110,13 +110,16 @@ class Channels:
     Args:
         address: of the controller.
         open_channel: `Access.channel` or `Access.aio_channel`.
-        lanes: call daemons of this host by their lanes; only with blocking channels.
+        lane: `Lane`, or `AioLane`: daemons of this host are called by theirs; None: over gRPC as well.
     """
 
-    def __init__(self, address: str, open_channel: Callable[[str], Any], *, lanes: bool = False) -> None:
+    def __init__(
+        self, address: str, open_channel: Callable[[str], Any], *, lane: Callable[[Any], AnyLane] | None = None
+    ) -> None:
         self._controller = address
         self._open = open_channel
-        self._lanes: dict[str, Lane] | None = {} if lanes else None
+        self._lane = lane
+        self._lanes: dict[str, AnyLane] = {}
         self._lock = threading.Lock()
         self._channels: dict[str, Any] = {}
         self._stubs: dict[str, Any] = {}
@@ -146,18 +149,18 @@ class Channels:
     def _made(self, target: str, address: str, channel: Any) -> Any:
         kind, proto = (ControllerStub, controller_pb2) if target == CONTROLLER else (StorageStub, storage_pb2)
         stub = kind(channel)
-        if self._lanes is None:
+        if self._lane is None:
             return stub
         service = proto.DESCRIPTOR.services_by_name["Controller" if target == CONTROLLER else "Storage"]
         with self._lock:
-            lane = self._lanes.setdefault(address, Lane(channel))
+            lane = self._lanes.setdefault(address, self._lane(channel))
         return Methods(stub, service, lane)
 
     def take_all(self) -> list[Any]:
         """Ends it; returns the channels and lanes that were open, to be closed. Calls under way may fail."""
         with self._lock:
             self._closed = True
-            channels = [*(self._lanes or {}).values(), *self._channels.values()]
+            channels = [*self._lanes.values(), *self._channels.values()]
             self._channels.clear()
             self._stubs.clear()
         return channels

@@ -61,7 +61,7 @@ class Connection:
         if isinstance(tls, str | os.PathLike):
             tls = TLS(ca=tls)
         self.access = Access(address, token or os.environ.get("TQ_TOKEN"), tls or TLS.from_environment())
-        self.channels = channels = Channels(address, self.access.channel, lanes=lane.ENABLED)
+        self.channels = channels = Channels(address, self.access.channel, lane=lane.Lane if lane.ENABLED else None)
         self.transport = prefer
         self.required = prefer != "auto"
         pool = BufferPool()

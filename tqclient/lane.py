@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
@@ -43,6 +43,54 @@ RECEIVE_BYTES: Final = 64 * 1024
 _log = logging.getLogger(__name__)
 
 
+class Search:
+    """What is known of where a daemon's lane is, and when to look for it again. Its owner locks.
+
+    Args:
+        clock: monotonic seconds.
+
+    Attributes:
+        found: what the daemon told; None: look for it.
+        answers: whether the daemon answered the last call over gRPC: who is silent is not looked for.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._looked_at = -FIND_AGAIN_SECONDS
+        self.found: lane_pb2.FindLaneReply | None = None
+        self.answers = False
+
+    def begin(self) -> bool:
+        """Says whether to ask the daemon now; it is noted that it was asked."""
+        now = self._clock()
+        if not self.answers or now - self._looked_at < FIND_AGAIN_SECONDS:
+            return False
+        self._looked_at = now
+        return True
+
+    def told(self, found: lane_pb2.FindLaneReply) -> lane_pb2.FindLaneReply | None:
+        """Takes the daemon's answer, and returns where the lane is, if there is one."""
+        self.found = found if found.name else None
+        return self.found
+
+    def failed(self, error: grpc.RpcError) -> None:
+        """Takes the failure of asking: a daemon that is away is asked again as soon as it answers."""
+        _log.debug("no lane: %s", error)
+        if is_away(error):
+            self.answers = False
+            self._looked_at = -FIND_AGAIN_SECONDS
+
+    def refused(self, error: Exception) -> None:
+        """Nobody listens where the lane was said to be, or lets one in: it is asked for again, in a while."""
+        _log.debug("no lane: %s", error)
+        self.found = None
+
+    def lost(self) -> None:
+        """A connection that was there is gone: another daemon may be in the place of that one."""
+        self.found = None
+        self._looked_at = -FIND_AGAIN_SECONDS
+
+
 class Lane:
     """The way to one daemon. Safe to use from many threads.
 
@@ -53,15 +101,15 @@ class Lane:
 
     def __init__(self, channel: grpc.Channel, clock: Callable[[], float] = time.monotonic) -> None:
         self._finder = LaneStub(channel)  # type: ignore[no-untyped-call,unused-ignore]
-        self._clock = clock
         self._lock = threading.Lock()
-        self._found: lane_pb2.FindLaneReply | None = None
-        self._looked_at = -FIND_AGAIN_SECONDS
+        self.search = Search(clock)
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
         self._closed = False
-        self.answers = False
-        """Whether the daemon answered the last call over gRPC: who is silent is not looked for."""
+
+    def method(self, described: MethodDescriptor, over_grpc: Any) -> Method:
+        """Returns a method that goes by it while it is there; `over_grpc` is the same of a gRPC stub."""
+        return Method(self, described, over_grpc)
 
     def take(self) -> Connection | None:
         """Returns a connection, which `put_back` or `drop` is then called with; None: call over gRPC."""
@@ -89,20 +137,18 @@ class Lane:
         """Closes a connection that is of no use any more; the lane is looked for again."""
         with self._lock:
             self._busy.discard(connection)
-            self._found = None
-            self._looked_at = -FIND_AGAIN_SECONDS
+            self.search.lost()
         connection.close()
 
     def _connect(self) -> Connection | None:
-        found = self._found or self._find()
+        found = self.search.found or self._find()
         if found is None:
             return None
         try:
             connection = Connection(found)
         except OSError as error:
-            _log.debug("no lane: %s", error)
             with self._lock:
-                self._found = None
+                self.search.refused(error)
             return None
         with self._lock:
             if not self._closed:
@@ -113,23 +159,16 @@ class Lane:
 
     def _find(self) -> lane_pb2.FindLaneReply | None:
         with self._lock:
-            now = self._clock()
-            if self._closed or not self.answers or now - self._looked_at < FIND_AGAIN_SECONDS:
+            if self._closed or not self.search.begin():
                 return None
-            self._looked_at = now
         try:
             found: lane_pb2.FindLaneReply = self._finder.Find(lane_pb2.FindLaneRequest(), timeout=FIND_SECONDS)
         except grpc.RpcError as error:
-            _log.debug("no lane: %s", error)
-            if _is_away(error):  # look again as soon as it answers
-                with self._lock:
-                    self.answers, self._looked_at = False, -FIND_AGAIN_SECONDS
-            return None
-        if not found.name:
+            with self._lock:
+                self.search.failed(error)
             return None
         with self._lock:
-            self._found = found
-        return found
+            return self.search.told(found)
 
     def close(self) -> None:
         """Closes every connection; calls under way end with Unavailable."""
@@ -204,9 +243,8 @@ class Connection:
             OSError: the connection broke, or the time is over (TimeoutError): it is of no use any more.
         """
         self._deadline = None if timeout is None else time.monotonic() + timeout
-        milliseconds = wire.FOR_EVER_MS if timeout is None else wire.milliseconds(timeout)
         self._wait_no_longer()
-        self._socket.sendall(wire.REQUEST.pack(len(request), milliseconds, len(name)) + name + request)
+        self._socket.sendall(wire.request(name, request, timeout))
         self._wait_no_longer()
         data = self._socket.recv(RECEIVE_BYTES)
         if len(data) < wire.REPLY.size:
@@ -300,44 +338,23 @@ class Running:
                 self._connection.shut_down()
 
 
-class Method:
-    """One unary method, as a stub has it.
+class Described:
+    """What a lane's frames say of a unary method.
 
     Args:
-        lane: to the daemon.
-        described: the method.
-        over_grpc: the same method of a gRPC stub.
+        method: as its service has it.
+
+    Attributes:
+        path: its name there.
     """
 
-    def __init__(self, lane: Lane, described: MethodDescriptor, over_grpc: Any) -> None:
-        self._lane = lane
-        self._described = described
-        self._over_grpc = over_grpc
-        self.path = f"/{described.containing_service.full_name}/{described.name}".encode()
-        self._reply: Any = GetMessageClass(described.output_type)
+    def __init__(self, method: MethodDescriptor) -> None:
+        self._method = method
+        self.path = f"/{method.containing_service.full_name}/{method.name}".encode()
+        self._reply: Any = GetMessageClass(method.output_type)
 
     def __str__(self) -> str:
-        return f"{self._described.containing_service.name} of this host: {self._described.name}"
-
-    def __call__(self, request: Message, timeout: float | None = None) -> Any:
-        """Calls; raises what a gRPC stub raises, or the `TQError` that this would have become."""
-        connection = self._lane.take()
-        if connection is not None:
-            return Running(self._lane, connection, self, request, timeout).result()
-        try:
-            reply = self._over_grpc(request, timeout=timeout)
-        except grpc.RpcError as error:
-            self._lane.answers = not _is_away(error)
-            raise
-        self._lane.answers = True
-        return reply
-
-    def future(self, request: Message, timeout: float | None = None) -> Any:
-        """Returns the call as something with `result` and `cancel`."""
-        connection = self._lane.take()
-        if connection is None:
-            return self._over_grpc.future(request, timeout=timeout)
-        return Running(self._lane, connection, self, request, timeout)
+        return f"{self._method.containing_service.name} of this host: {self._method.name}"
 
     def read(self, status: int, body: bytes) -> Any:
         """Returns the reply, or raises the error, that came by the lane."""
@@ -350,16 +367,63 @@ class Method:
         raise failure
 
 
+class Method(Described):
+    """One unary method, as a stub has it.
+
+    Args:
+        lane: to the daemon.
+        method: as its service has it.
+        over_grpc: the same method of a gRPC stub.
+    """
+
+    def __init__(self, lane: Lane, method: MethodDescriptor, over_grpc: Any) -> None:
+        super().__init__(method)
+        self._lane = lane
+        self._over_grpc = over_grpc
+
+    def __call__(self, request: Message, timeout: float | None = None) -> Any:
+        """Calls; raises what a gRPC stub raises, or the `TQError` that this would have become."""
+        connection = self._lane.take()
+        if connection is not None:
+            return Running(self._lane, connection, self, request, timeout).result()
+        try:
+            reply = self._over_grpc(request, timeout=timeout)
+        except grpc.RpcError as error:
+            self._lane.search.answers = not is_away(error)
+            raise
+        self._lane.search.answers = True
+        return reply
+
+    def future(self, request: Message, timeout: float | None = None) -> Any:
+        """Returns the call as something with `result` and `cancel`."""
+        connection = self._lane.take()
+        if connection is None:
+            return self._over_grpc.future(request, timeout=timeout)
+        return Running(self._lane, connection, self, request, timeout)
+
+
+class AnyLane(Protocol):
+    """What both kinds of lane have in common."""
+
+    def method(self, described: MethodDescriptor, over_grpc: Any) -> Any:
+        """Returns a method that goes by it while it is there; `over_grpc` is the same of a gRPC stub."""
+        ...
+
+    def close(self) -> Any:
+        """Closes every connection; calls under way fail."""
+        ...
+
+
 class Methods:
     """A stub whose unary methods go by the lane while there is one, and over gRPC otherwise.
 
     Args:
-        stub: the service's, blocking.
+        stub: the service's.
         service: what it serves.
-        lane: to the daemon.
+        lane: to the daemon: a `Lane`, or an `AioLane` for a stub of asyncio.
     """
 
-    def __init__(self, stub: Any, service: ServiceDescriptor, lane: Lane) -> None:
+    def __init__(self, stub: Any, service: ServiceDescriptor, lane: AnyLane) -> None:
         self._stub = stub
         self._service = service
         self._lane = lane
@@ -369,10 +433,11 @@ class Methods:
         described, over_grpc = self._service.methods_by_name.get(name), getattr(self._stub, name)
         if described is None or described.client_streaming or described.server_streaming:
             return over_grpc
-        method = Method(self._lane, described, over_grpc)
+        method = self._lane.method(described, over_grpc)
         setattr(self, name, method)
         return method
 
 
-def _is_away(error: grpc.RpcError) -> bool:
+def is_away(error: grpc.RpcError) -> bool:
+    """Says whether a call over gRPC failed because nobody is there."""
     return bool(error.code() is grpc.StatusCode.UNAVAILABLE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -58,3 +59,18 @@ def test_without_lanes_every_call_goes_over_grpc(cluster: LocalCluster, monkeypa
         for _ in range(3):
             part.put({"values": np.zeros((1, LARGE), np.uint8)})
         assert [lane_connections(pid) for pid in (cluster.controller.pid, cluster.storage[0].pid)] == [1, 1]
+
+
+def test_an_asyncio_client_calls_by_the_lanes_too(cluster: LocalCluster) -> None:
+    daemons = (cluster.controller.pid, cluster.storage[0].pid)
+
+    async def scenario() -> None:
+        async with tq.aio.connect(cluster.address) as client:
+            part = await client.create_partition("p")
+            for _ in range(3):
+                await part.put({"values": np.zeros((1, LARGE), np.uint8)})
+            idle = [lane._idle for lane in client._channels._lanes.values()]
+            assert [len(connections) for connections in idle] == [1, 1]
+            assert all(lane_connections(pid) > 1 for pid in daemons)
+
+    asyncio.run(scenario())

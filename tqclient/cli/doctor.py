@@ -132,7 +132,7 @@ def node_findings(cluster: ClusterInfo) -> list[Finding]:
 
 
 def _call_findings(channel: Callable[[str], grpc.Channel], controller: str, cluster: ClusterInfo) -> list[Finding]:
-    """Tells by which way blocking clients call the daemons from here."""
+    """Tells by which way clients call the daemons from here."""
     from tqclient.lane import why_not
 
     daemons = [("the controller", controller)]

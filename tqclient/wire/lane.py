@@ -37,6 +37,13 @@ def proves(offered: bytes, secret: bytes, side: str, challenge: bytes) -> bool:
     return hmac.compare_digest(offered, proof(secret, side, challenge))
 
 
-def milliseconds(seconds: float) -> int:
-    """Returns the milliseconds of a request that is waited for so long."""
-    return min(max(0, int(seconds * 1000)), FOR_EVER_MS)
+def request(name: bytes, body: bytes, timeout: float | None) -> bytes:
+    """Returns the frame of a request.
+
+    Args:
+        name: of the method.
+        body: the message.
+        timeout: seconds that its client will wait; None is for ever.
+    """
+    wait_ms = FOR_EVER_MS if timeout is None else min(max(0, int(timeout * 1000)), FOR_EVER_MS)
+    return REQUEST.pack(len(body), wait_ms, len(name)) + name + body

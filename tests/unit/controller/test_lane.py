@@ -94,10 +94,9 @@ class Daemon:
     @contextmanager
     def channels(self) -> Iterator[tuple[Channels, Lane]]:
         """Channels with lanes, and the lane of this daemon."""
-        channels = Channels(self.address, Access(self.address, "one").channel, lanes=True)
+        channels = Channels(self.address, Access(self.address, "one").channel, lane=Lane)
         try:
             channels.stub(CONTROLLER)
-            assert channels._lanes is not None
             yield channels, channels._lanes[self.address]
         finally:
             for each in channels.take_all():
@@ -343,7 +342,7 @@ def test_a_lane_that_cannot_be_had_is_not_looked_for_at_each_call(daemon: Daemon
     lane._finder = Finder()
     assert lane.take() is None
     assert asked == []  # nobody has answered yet
-    lane.answers = True
+    lane.search.answers = True
     for now[0] in (1.0, 2.0, FIND_AGAIN_SECONDS, FIND_AGAIN_SECONDS + 1.0):
         assert lane.take() is None
     assert asked == [1.0, FIND_AGAIN_SECONDS + 1.0]

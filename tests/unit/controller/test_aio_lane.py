@@ -1,0 +1,209 @@
+"""Lanes as asyncio clients use them; what the daemon's end does is told in test_lane.py."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.harness import wait_until
+from tests.unit.controller.test_lane import Daemon
+from tqclient.aio_lane import AioConnection, AioLane
+from tqclient.channel import Access, Channels
+from tqclient.driver import run_async
+from tqclient.errors import InternalError, SampleNotFound, TQError, Unavailable
+from tqclient.lane import FIND_AGAIN_SECONDS, IDLE_MAX
+from tqclient.operations.effects import CONTROLLER, Call, Operation
+from tqclient.wire.v1 import controller_pb2 as pb
+from tqclient.wire.v1 import lane_pb2
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    daemon = Daemon()
+    yield daemon
+    daemon.close()
+
+
+@asynccontextmanager
+async def channels_of(daemon: Daemon) -> AsyncIterator[tuple[Channels, Any]]:
+    channels = Channels(daemon.address, Access(daemon.address, "one").aio_channel, lane=AioLane)
+    try:
+        channels.stub(CONTROLLER)
+        yield channels, channels._lanes[daemon.address]
+    finally:
+        for each in channels.take_all():
+            await each.close()
+
+
+async def beat(channels: Channels, session: int = 9, timeout: float = 10.0) -> int:
+    def operation() -> Operation[pb.HeartbeatReply]:
+        return (yield Call(CONTROLLER, "Heartbeat", pb.HeartbeatRequest(session=session), timeout))
+
+    return (await run_async(operation(), channels)).epoch
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    await asyncio.to_thread(wait_until, condition, timeout=10, what="the daemon or the client is as far")
+
+
+async def fails(channels: Channels) -> bool:
+    try:
+        await beat(channels)
+    except Unavailable:
+        return True
+    return False
+
+
+def test_calls_go_by_the_lane_once_the_daemon_has_answered(daemon: Daemon) -> None:
+    async def scenario() -> None:
+        async with channels_of(daemon) as (channels, lane):
+            assert await beat(channels) == 5  # over gRPC
+            assert daemon.connections == 0
+            for _ in range(3):
+                assert await beat(channels) == 5
+            assert (daemon.connections, len(lane._idle), len(lane._busy)) == (1, 1, 0)
+            assert daemon.servicer.called == 4
+            large = pb.HeartbeatRequest(session=9, dropped_pins=secrets.token_bytes(3 << 20))
+            assert (await channels.stub(CONTROLLER).Heartbeat(large, timeout=10)).epoch == 5
+            assert daemon.connections == 1
+        await until(lambda: daemon.connections == 0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("session", "error", "text"),
+    [(1, SampleNotFound, "sample 4 is gone"), (2, InternalError, "Heartbeat: RuntimeError")],
+)
+def test_errors_are_those_of_grpc(daemon: Daemon, session: int, error: type[TQError], text: str) -> None:
+    async def scenario() -> None:
+        async with channels_of(daemon) as (channels, lane):
+            await beat(channels)
+            for _ in range(2):
+                with pytest.raises(error, match=text) as caught:
+                    await beat(channels, session)
+                assert caught.value.ids == ((4,) if session == 1 else ())
+            assert len(lane._idle) == 1  # the connection is as good as before
+
+    asyncio.run(scenario())
+
+
+def test_a_caller_that_waits_no_longer_or_is_cancelled_ends_its_call(daemon: Daemon) -> None:
+    async def scenario() -> None:
+        async with channels_of(daemon) as (channels, lane):
+            await beat(channels)
+            with pytest.raises(Unavailable, match="Heartbeat: the time is over"):
+                await beat(channels, 3, timeout=0.1)
+            await until(daemon.servicer.cancelled.is_set)
+            daemon.servicer.waits.clear()
+            daemon.servicer.cancelled.clear()
+            call = asyncio.create_task(beat(channels, 3))
+            await until(daemon.servicer.waits.is_set)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            await until(daemon.servicer.cancelled.is_set)
+            assert await beat(channels) == 5  # by a new connection
+            assert (len(lane._idle), len(lane._busy)) == (1, 0)
+
+    asyncio.run(scenario())
+
+
+def test_calls_side_by_side_have_a_connection_each_and_few_are_kept(daemon: Daemon) -> None:
+    async def scenario() -> None:
+        async with channels_of(daemon) as (channels, lane):
+            await beat(channels)
+            await beat(channels)  # it is found
+            waiting = [asyncio.create_task(beat(channels, 3, 2.0)) for _ in range(2 * IDLE_MAX)]
+            await until(lambda: daemon.connections == len(waiting))
+            assert await beat(channels) == 5
+            for ended in await asyncio.gather(*waiting, return_exceptions=True):
+                assert isinstance(ended, Unavailable)
+            assert await asyncio.gather(*(beat(channels) for _ in range(50))) == [5] * 50
+            assert 1 <= len(lane._idle) <= IDLE_MAX
+            await until(lambda: daemon.connections == len(lane._idle))
+
+    asyncio.run(scenario())
+
+
+def test_a_daemon_that_started_again_is_found_again_and_no_call_fails_for_it(daemon: Daemon) -> None:
+    async def scenario() -> None:
+        async with channels_of(daemon) as (channels, _):
+            await beat(channels)
+            await beat(channels)
+            await asyncio.to_thread(daemon.stop)
+            with pytest.raises(Unavailable):
+                await beat(channels, timeout=1.0)
+            await asyncio.to_thread(daemon.start)
+            for _ in range(500):
+                if not await fails(channels):
+                    break
+                await asyncio.sleep(0.01)
+            await beat(channels)
+            assert daemon.connections == 1
+
+    asyncio.run(scenario())
+
+
+def test_closing_the_channels_ends_the_calls_under_way(daemon: Daemon) -> None:
+    async def scenario() -> None:
+        async with channels_of(daemon) as (channels, _):
+            await beat(channels)
+            stuck = asyncio.create_task(beat(channels, 3))
+            await until(daemon.servicer.waits.is_set)
+            for each in channels.take_all():
+                await each.close()
+            with pytest.raises(Unavailable):
+                await asyncio.wait_for(stuck, 5)
+
+    asyncio.run(scenario())
+
+
+def test_who_does_not_know_the_secret_is_cut_off_and_who_listens_in_its_place_not_trusted(daemon: Daemon) -> None:
+    async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(bytes(32))
+        await reader.readexactly(64)
+        writer.write(bytes(32))
+        writer.close()
+
+    async def scenario() -> None:
+        wrong = lane_pb2.FindLaneReply(name=daemon.found.name, secret=secrets.token_bytes(32))
+        with pytest.raises((OSError, EOFError)):
+            await AioConnection.open(wrong)
+        name = f"tq-test-{secrets.token_hex(8)}"
+        async with await asyncio.start_unix_server(pretend, f"\0{name}"):
+            with pytest.raises(ConnectionError, match="is not the daemon"):
+                await AioConnection.open(lane_pb2.FindLaneReply(name=name, secret=bytes(32)))
+        with pytest.raises(ConnectionRefusedError):
+            await AioConnection.open(lane_pb2.FindLaneReply(name=name, secret=bytes(32)))
+
+    asyncio.run(scenario())
+
+
+def test_a_lane_that_cannot_be_had_is_not_looked_for_at_each_call(daemon: Daemon) -> None:
+    now = [0.0]
+    asked = []
+
+    class Finder:
+        async def Find(self, request: Any, timeout: float) -> lane_pb2.FindLaneReply:  # noqa: N802
+            asked.append(now[0])
+            return lane_pb2.FindLaneReply(name="tq-lane-of-another-host", secret=bytes(32))
+
+    async def scenario() -> None:
+        channel = Access(daemon.address).aio_channel(daemon.address)
+        lane = AioLane(channel, lambda: now[0])
+        lane._finder = Finder()
+        assert await lane.take() is None
+        assert asked == []  # nobody has answered yet
+        lane.search.answers = True
+        for now[0] in (1.0, 2.0, FIND_AGAIN_SECONDS, FIND_AGAIN_SECONDS + 1.0):
+            assert await lane.take() is None
+        assert asked == [1.0, FIND_AGAIN_SECONDS + 1.0]
+        await channel.close()
+
+    asyncio.run(scenario())
