@@ -23,6 +23,7 @@ class Peer:
         name: for people, and the folder of its environment.
         adapter: module of this package that talks to it.
         ways: names of the ways to use it, each measured by itself.
+        tensor_ways: those of them that are for batches of tensors alone.
         requirements: of its environment, beside `COMMON`; None: it runs in ours.
         environment: its name; peers may share one.
         variables: what its processes find in `os.environ`.
@@ -36,6 +37,7 @@ class Peer:
     environment: str = ""
     variables: tuple[tuple[str, str], ...] = ()
     secret: str = ""
+    tensor_ways: tuple[str, ...] = ()
 
 
 _MOONCAKE: Final = "mooncake-transfer-engine-non-cuda"
@@ -48,7 +50,7 @@ _RAY: Final = (
 )
 _RAY_SECRET: Final = "RAY_AUTH_TOKEN"
 _PEERS: Final = (
-    Peer(OURS, "ours", ("default", "copy=False")),
+    Peer(OURS, "ours", ("default", "copy=False", "in place"), tensor_ways=("in place",)),
     Peer(MEMCPY, "memcpy", ("np.copyto",)),
     Peer(
         "transferqueue", "transfer_queue_simple", ("SimpleStorage",), _TRANSFERQUEUE, "transferqueue", _RAY, _RAY_SECRET

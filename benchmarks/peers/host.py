@@ -40,6 +40,7 @@ class Setup:
         size_bytes: payload of the batch; storage is sized by it.
         rows: samples of the batch.
         fields: names of its columns.
+        tensors: whether all of them are tensors.
         storage: what the peer's storage answered when it was ready.
     """
 
@@ -50,6 +51,7 @@ class Setup:
     size_bytes: int
     rows: int
     fields: tuple[str, ...]
+    tensors: bool = False
     storage: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -57,7 +59,8 @@ class Setup:
         """Describes a workload."""
         columns = workloads.build(workload, seed, scale)
         size, rows = workloads.size_bytes(columns), workloads.rows_of(columns)
-        return cls(workload, seed, scale, "", size, rows, tuple(columns), storage)
+        tensors = workloads.spec(columns) is not None
+        return cls(workload, seed, scale, "", size, rows, tuple(columns), tensors, storage)
 
 
 class Storage:
@@ -90,12 +93,15 @@ class Source(ABC):
         """Does, outside of the timed region, what the producer of this way has done before it puts."""
 
     @abstractmethod
-    def put(self, way: str, number: int) -> None:
+    def put(self, way: str, number: int) -> float | None:
         """Puts the whole batch, so that another process can have it. Timed.
 
         Args:
             way: one of the peer's.
             number: of the batch; never used before.
+
+        Returns:
+            Seconds of this put that went by in `prepare`; None: none did.
         """
 
     def announce(self, way: str, number: int) -> None:
@@ -242,10 +248,10 @@ class SourceCommands(Commands):
     def _put(self, way: str, number: int) -> tuple[float, float]:
         """Returns when the put began, and when it had returned."""
         start = time.perf_counter()
-        self._source.put(way, number)
+        before = self._source.put(way, number) or 0.0
         end = time.perf_counter()
         self._source.announce(way, number)
-        return start, end
+        return start - before, end
 
     def _burst(self, way: str, first: int, threads: int, seconds: float) -> tuple[float, list[float]]:
         """Puts over and over from some threads at once; returns the time it took, and that of each call."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 import tqclient as tq
+from benchmarks import workloads
 from benchmarks.peers import host
 from benchmarks.workloads import ROLLOUT_SOURCE, ROLLOUT_VALUES, Columns
 from tqclient.limits import MIB
@@ -18,6 +19,7 @@ from tqserver.local import LocalCluster
 
 PARTITION: Final = "bench/compare"
 CRITIC, ACTOR = "critic", "actor"
+COPIES, IN_PLACE = "default", "in place"
 ARENA_SPARE_BYTES: Final = 512 * MIB
 ARENA_BATCHES: Final = 3
 """That fit into the arena at once: one that lies there, and two whose bytes may still be on their way back."""
@@ -64,14 +66,31 @@ class Source(host.Source):
         super().__init__(setup)
         self._client = _connect(setup)
         self._partition = _partition(self._client)
+        self._spec: Any = workloads.spec(self.columns)
+        self._filled: tuple[Any, float]
         self._put: dict[int, np.ndarray[Any, Any]] = {}
         self._lock = threading.Lock()
 
-    def put(self, way: str, number: int) -> None:
-        """One put of the whole batch."""
-        ids = self._partition.put(self.columns)
+    def prepare(self, way: str, number: int) -> None:
+        """Allocates, and fills in, which the producer does in any case; only the first is of the put."""
+        if way != IN_PLACE:
+            return
+        start = time.perf_counter()
+        writer = self._partition.allocate(self.setup.rows, self._spec)
+        self._filled = writer, time.perf_counter() - start
+        workloads.fill(writer, self.columns)
+
+    def put(self, way: str, number: int) -> float | None:
+        """One put of the whole batch, or the commit of one that lies there."""
+        spent_s = None
+        if way == IN_PLACE:
+            writer, spent_s = self._filled
+            ids = writer.commit()
+        else:
+            ids = self._partition.put(self.columns)
         with self._lock:
             self._put[number] = ids
+        return spent_s
 
     def announce(self, way: str, number: int) -> None:
         """The claim waits on the server."""
@@ -125,7 +144,7 @@ class Target(host.Target):
         return self._claim(self._actor, way)
 
     def _claim(self, consumer: Any, way: str) -> Columns:
-        batch = consumer.claim(self.setup.rows, copy=way != "copy=False", timeout=host.WAIT_SECONDS)
+        batch = consumer.claim(self.setup.rows, copy=way == COPIES, timeout=host.WAIT_SECONDS)
         self._batches.append(batch)
         return {field: batch[field] for field in batch.fields}
 
@@ -137,7 +156,7 @@ class Target(host.Target):
         """Reads the samples of the claim once more, by id; returns the seconds that it took."""
         ids = self._batches[-1].ids
         start = time.perf_counter()
-        batch = self._partition.get(ids, copy=way != "copy=False")
+        batch = self._partition.get(ids, copy=way == COPIES)
         values = [batch[field] for field in batch.fields]
         elapsed = time.perf_counter() - start
         del values, batch
