@@ -287,10 +287,10 @@ class _Batches(_Turns):
         source, target = ends.sources[0], ends.target
         assert target is not None
         written = self.workload == "rollout"
-        for end in (source, target):
-            end.call("collect")
         if (ends.peer.name, way) in self._samples:
             self._put_and_take(ends, way, digests[False])
+        for end in (source, target):  # what looking through earlier batches has left is no part of this one
+            end.call("collect")
         number = next(self._numbers)
         source.call("prepare", way, number)
         before = ends.usage()

@@ -125,24 +125,21 @@ class Plan:
     def _slice(self, start: int, stop: int) -> Plan:
         return Plan({name: column.slice(start, stop) for name, column in self._columns.items()}, stop - start)
 
-    def blank(self, target: NDArray[np.uint8]) -> tuple[Plan, dict[str, Any]]:
-        """Lays the columns out, to be filled in where they will lie.
+    def over(self, target: NDArray[np.uint8]) -> Plan:
+        """The same block over what lies in a target: to `write` it there moves none of the values.
 
         Args:
             target: as for `write`, whose contents do not matter.
-
-        Returns:
-            A plan of the same block over what lies in the target: to `write` it there moves none of the values. And by
-            field what is to be filled in: a tensor `[rows, *shape]`, a list of one for each row, or a dict of those.
 
         Raises:
             InvalidArgument: a column is neither tensors nor made of them.
         """
         streams = iter([place.stream for place in self._places(target)])
-        columns, values = {}, {}
-        for name, column in self._columns.items():
-            columns[name], values[name] = column.blank(streams)
-        return Plan(columns, self.rows), values
+        return Plan({name: column.over(streams) for name, column in self._columns.items()}, self.rows)
+
+    def tensors(self) -> dict[str, Any]:
+        """What fills in a plan that `over` returned: by field a tensor, a list of one for each row, or a dict of those."""
+        return {name: column.tensors() for name, column in self._columns.items()}
 
     def _places(self, target: NDArray[np.uint8]) -> list[Checksums]:
         """Where the streams lie, nodes in preorder."""

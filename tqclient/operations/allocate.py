@@ -87,8 +87,7 @@ def allocate(
 
         place = yield from in_session(state, deadline, attempt)
     target = new_buffer(prepared.plan.size_bytes) if place is None else place.lent.array
-    _, values = prepared.plan.blank(target)
-    return Allocation(ref, arguments, prepared, values, place)
+    return Allocation(ref, arguments, prepared, prepared.plan.over(target).tensors(), place)
 
 
 def _check_size(prepared: Prepared) -> None:
@@ -157,7 +156,7 @@ def _publish_in_place(
 def _take_back(state: ClientState, prepared: Prepared, place: _Place) -> Prepared:
     """Takes the bytes from whoever fills them in, and writes what is missing around them."""
     target = place.lent.take_back()
-    plan, _ = prepared.plan.blank(target)
+    plan = prepared.plan.over(target)
     directory = plan.write(target)
     request = commit_request(state, prepared, place.placed, [directory], place.session, place.number)
     return Prepared(plan, prepared.blocks, request)

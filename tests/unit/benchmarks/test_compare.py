@@ -123,11 +123,12 @@ def test_a_turn_warms_up_before_it_is_timed() -> None:
     run(peers)
     second = [call[1] for call in peers.calls if call[0] == "b"][15:38]
     assert second == [
-        *["stamp", "collect", "collect"],
+        *["stamp"],
         *["prepare", "put", "take", "digest", "drop", "drop"],
+        *["collect", "collect"],
         *["prepare", "send take", "put", "digest", "drop", "drop"],
         *["prepare", "put", "take", "digest", "drop", "drop"],
-        *["stamp", "collect"],
+        *["stamp", "prepare"],
     ]
 
 

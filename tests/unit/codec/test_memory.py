@@ -177,9 +177,9 @@ def test_what_was_filled_in_in_place_is_the_block_that_a_copy_makes() -> None:
     plan = measure(columns)
     copied, filled = allocate(plan.size_bytes), allocate(plan.size_bytes)
     directory = plan.write(copied)
-    in_place, values = plan.blank(filled)
+    in_place = plan.over(filled)
     for name, column in columns.items():
-        for target, row in zip(values[name], column, strict=True):
+        for target, row in zip(in_place.tensors()[name], column, strict=True):
             target.copy_(row)
     assert in_place.write(filled) == directory
     assert np.array_equal(filled, copied)

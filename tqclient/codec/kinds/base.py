@@ -56,19 +56,19 @@ class Encoder(ABC):
     def take(self, rows: NDArray[np.int64]) -> Encoder:
         """Some rows, in any order, of the same form."""
 
-    def blank(self, streams: Iterator[NDArray[np.uint8]]) -> tuple[Encoder, Any]:
-        """Turns what was measured into what is to be filled in.
+    def over(self, streams: Iterator[NDArray[np.uint8]]) -> Encoder:
+        """The same column, whose values are what lies in its streams: to write it there moves none of them.
 
         Args:
-            streams: where the streams of this column, and of those below it, will lie, in preorder.
-
-        Returns:
-            The same column, whose values are what lies there, and the value to be filled in: a tensor, a list of one
-            for each row, or a dict of those.
+            streams: where the streams of this column, and of those below it, lie, in preorder.
 
         Raises:
             InvalidArgument: its streams are not the values themselves.
         """
+        raise InvalidArgument(f"a column of kind {self.form} has no tensors of known shapes to be filled in")
+
+    def tensors(self) -> Any:
+        """What fills in a column that `over` returned: a tensor, a list of one for each row, or a dict of those."""
         raise InvalidArgument(f"a column of kind {self.form} has no tensors of known shapes to be filled in")
 
     def lengths(self) -> NDArray[np.int64] | None:

@@ -40,9 +40,13 @@ class DenseEncoder(Encoder):
             sizes = np.full(len(self._pieces), self._row_bytes, np.int64)
             buffers.write_all(self._pieces, sizes, streams[0], later)
 
-    def blank(self, streams: Iterator[NDArray[np.uint8]]) -> tuple[Encoder, Any]:
-        value = DenseColumn(self.form, next(streams), self.rows, is_view=True).value
-        return DenseEncoder(self.form, [value], self.rows), value
+    def over(self, streams: Iterator[NDArray[np.uint8]]) -> Encoder:
+        return DenseEncoder(
+            self.form, [DenseColumn(self.form, next(streams), self.rows, is_view=True).value], self.rows
+        )
+
+    def tensors(self) -> Any:
+        return self._pieces[0]
 
     def row_bytes(self) -> NDArray[np.int64]:
         return np.full(self.rows, self._row_bytes, np.int64)

@@ -69,11 +69,14 @@ class RaggedEncoder(Encoder):
             shapes = np.array([piece.shape for piece in self._pieces], "<i8")
             buffers.write_bytes(shapes.tobytes(), streams[1])
 
-    def blank(self, streams: Iterator[NDArray[np.uint8]]) -> tuple[Encoder, Any]:
+    def over(self, streams: Iterator[NDArray[np.uint8]]) -> Encoder:
         if self._varying:
-            return super().blank(streams)
+            return super().over(streams)
         column = RaggedColumn(self.form, next(streams), self._counts, is_view=True)
-        return RaggedEncoder(self.form, [column.values()], self._counts, joined=True), column.list()
+        return RaggedEncoder(self.form, [column.values()], self._counts, joined=True)
+
+    def tensors(self) -> Any:
+        return list(torch.split(self._pieces[0], self._counts.tolist()))
 
     def row_bytes(self) -> NDArray[np.int64]:
         return self._counts * _item_bytes(self.form) + self._shape_bytes()

@@ -36,11 +36,11 @@ class StructEncoder(Encoder):
     def write(self, streams: Sequence[Checksums], later: Later) -> None:
         """It has no streams of its own."""
 
-    def blank(self, streams: Iterator[NDArray[np.uint8]]) -> tuple[Encoder, Any]:
-        columns, values = {}, {}
-        for key, column in self._columns.items():
-            columns[key], values[key] = column.blank(streams)
-        return StructEncoder(columns, self.rows), values
+    def over(self, streams: Iterator[NDArray[np.uint8]]) -> Encoder:
+        return StructEncoder({key: column.over(streams) for key, column in self._columns.items()}, self.rows)
+
+    def tensors(self) -> Any:
+        return {key: column.tensors() for key, column in self._columns.items()}
 
     def row_bytes(self) -> NDArray[np.int64]:
         return sum((column.row_bytes() for column in self._columns.values()), np.zeros(self.rows, np.int64))
