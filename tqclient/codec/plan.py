@@ -138,7 +138,7 @@ class Plan:
         return Plan({name: column.over(streams) for name, column in self._columns.items()}, self.rows)
 
     def tensors(self) -> dict[str, Any]:
-        """What fills in a plan that `over` returned: by field a tensor, a list of one for each row, or a dict of those."""
+        """What fills in a plan that `over` returned, by field: a tensor, a list of one for each row, or a dict."""
         return {name: column.tensors() for name, column in self._columns.items()}
 
     def _places(self, target: NDArray[np.uint8]) -> list[Checksums]:
