@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
 
+from tqclient import limits
 from tqclient.codec.dtypes import UnknownDtype, torch_dtype
 from tqclient.errors import InvalidArgument
 
@@ -54,7 +56,7 @@ def _column(path: str, dtype: Any, shapes: Any, rows: int) -> Any:
     if not isinstance(shapes, Sequence) or isinstance(shapes, str):
         raise InvalidArgument(f"field {path!r}: expected a shape, or one for each row, not {shapes!r:.80}")
     if not shapes or not isinstance(shapes[0], Sequence):
-        return _blank(kind, (rows, *_shape(path, shapes)))
+        return _blank(path, kind, (rows, *_shape(path, shapes)))
     if len(shapes) != rows:
         raise InvalidArgument(f"field {path!r}: {len(shapes)} shapes for {rows} rows")
     listed = _shapes(path, shapes)
@@ -66,7 +68,7 @@ def _column(path: str, dtype: Any, shapes: Any, rows: int) -> Any:
                 rows=[row],
             )
     lengths = [shape[0] for shape in listed]
-    return list(torch.split(_blank(kind, (sum(lengths), *listed[0][1:])), lengths))
+    return list(torch.split(_blank(path, kind, (sum(lengths), *listed[0][1:])), lengths))
 
 
 def _shapes(path: str, shapes: Sequence[Any]) -> list[tuple[int, ...]]:
@@ -86,5 +88,11 @@ def _shape(path: str, shape: Any) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _blank(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+def _blank(path: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if max(size_bytes, *shape) > limits.BLOCK_BYTES_MAX:
+        raise InvalidArgument(
+            f"field {path!r}: {list(shape)} values of all rows in one allocation are more than one block may have, "
+            f"{limits.BLOCK_BYTES_MAX} bytes: allocate fewer rows at once, several times"
+        )
     return torch.empty(1, dtype=dtype).as_strided(shape, (0,) * len(shape))

@@ -272,6 +272,9 @@ def test_no_room(part: tq.Partition) -> None:
         (2, {"x": ("float32", [[1]])}, "field 'x': 1 shapes for 2 rows"),
         (2, {"m": {"x": ("float32", [[1, 2], [1, 3]])}}, "field 'm.x', row 1: shape \\[1, 3\\].*row 0 is \\[1, 2\\]"),
         (1, {"m": {}}, "spec of m: expected a mapping"),
+        (2, {"x": ("float32", [[2**62], [2**62]])}, "field 'x': .* are more than one block may have"),
+        (1, {"m": {"x": ("float32", [2**40, 2**40])}}, "field 'm.x': .*: allocate fewer rows at once"),
+        (1, {"x": ("uint8", [2**63, 0])}, "field 'x': .* are more than one block may have"),
     ],
 )
 def test_a_spec_that_does_not_say_what_it_must(part: tq.Partition, rows: Any, spec: Any, message: str) -> None:
