@@ -11,6 +11,7 @@ import torch
 
 from tqclient import limits
 from tqclient.codec.dtypes import UnknownDtype, torch_dtype
+from tqclient.codec.normalise import Joined
 from tqclient.errors import InvalidArgument
 
 Shape: TypeAlias = Sequence[int]
@@ -68,7 +69,7 @@ def _column(path: str, dtype: Any, shapes: Any, rows: int) -> Any:
                 rows=[row],
             )
     lengths = [shape[0] for shape in listed]
-    return list(torch.split(_blank(path, kind, (sum(lengths), *listed[0][1:])), lengths))
+    return Joined(_blank(path, kind, (sum(lengths), *listed[0][1:])), lengths)
 
 
 def _shapes(path: str, shapes: Sequence[Any]) -> list[tuple[int, ...]]:

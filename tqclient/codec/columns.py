@@ -20,7 +20,7 @@ from tqclient.codec.kinds.dense import DenseEncoder
 from tqclient.codec.kinds.ragged import RaggedEncoder
 from tqclient.codec.kinds.shared import SharedEncoder
 from tqclient.codec.kinds.struct import StructEncoder
-from tqclient.codec.normalise import Records, Shared, check_name
+from tqclient.codec.normalise import Joined, Records, Shared, check_name
 from tqclient.codec.refusal import Refused, RowPath, check_array, check_tensor, step
 from tqclient.codec.skeleton import NESTING_MAX
 from tqclient.errors import InvalidArgument, UnsupportedValue
@@ -49,6 +49,10 @@ def encode_column(path: str, column: Any, depth: int, *, allow_pickle: bool) -> 
         return _encode_shared(path, column, depth, allow_pickle)
     if isinstance(column, torch.Tensor):
         return _encode_tensor(path, column)
+    if isinstance(column, Joined):
+        _check(column.values, path)
+        lengths = np.array(column.lengths, np.int64)
+        return RaggedEncoder(_form_of(column.values), [column.values], lengths, joined=True)
     if isinstance(column, np.ndarray):
         return _encode_array(path, column)
     if isinstance(column, Mapping):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -80,6 +81,19 @@ class Shared:
 
     def __repr__(self) -> str:
         return f"Shared({len(self.index)} rows)"
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A ragged column whose rows are joined already; not for users, to whom that is a NestedTensor.
+
+    Attributes:
+        values: of all rows, [sum of lengths, *shape].
+        lengths: of the rows.
+    """
+
+    values: torch.Tensor
+    lengths: Sequence[int]
 
 
 def normalise(values: Any) -> dict[str, Any]:
