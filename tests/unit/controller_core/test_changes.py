@@ -173,14 +173,8 @@ TELL: dict[str, Callable[[SampleTable, NDArray[np.int64]], list[Late]]] = {
 }
 
 
-@pytest.mark.parametrize("rows", [1, 64, 1000])
-@pytest.mark.parametrize("kind", [*TELL, "settled"])
-def test_what_is_kept_is_what_is_counted(kind: str, rows: int) -> None:
-    """A message of a few bytes takes a kilobyte: the controller would grow far beyond its limit."""
-    samples, slots = SampleTable(), np.arange(rows)
-    samples.reserve(rows)
-    samples.append(1 + slots, None)
-    samples.tags = [b"\x81\xa1t\x01"] * rows
+def _kept(kind: str, samples: SampleTable, slots: NDArray[np.int64]) -> tuple[int, Changes]:
+    """Bytes that 200 changes take, and what keeps them."""
     changes = Changes(0)
     tracemalloc.start()
     try:
@@ -191,8 +185,20 @@ def test_what_is_kept_is_what_is_counted(kind: str, rows: int) -> None:
             else:
                 changes.add(*TELL[kind](samples, slots))
             changes.end_command(sequence)
-        kept = tracemalloc.get_traced_memory()[0] - before
+        return tracemalloc.get_traced_memory()[0] - before, changes
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("rows", [1, 64, 1000])
+@pytest.mark.parametrize("kind", [*TELL, "settled"])
+def test_what_is_kept_is_what_is_counted(kind: str, rows: int) -> None:
+    """A message of a few bytes takes a kilobyte: the controller would grow far beyond its limit."""
+    samples, slots = SampleTable(), np.arange(rows)
+    samples.reserve(rows)
+    samples.append(1 + slots, None)
+    samples.tags = [b"\x81\xa1t\x01"] * rows
+    # The least of three: what other threads of the process, and first uses of a library, take is traced as well.
+    kept, changes = min((_kept(kind, samples, slots) for _ in range(3)), key=lambda each: each[0])
     assert 0.5 * changes._bytes < kept < 1.5 * changes._bytes
     assert all(isinstance(each, Late) for group in changes._groups for each in group)
