@@ -26,7 +26,7 @@ _MADV_POPULATE_WRITE: Final = 23
 MAP_FIXED: Final = 0x10
 MAP_NORESERVE: Final = 0x4000
 _PROT_NONE: Final = 0
-_HUGE_PAGE_BYTES: Final = 2 << 20
+HUGE_PAGE_BYTES: Final = 2 << 20
 """Of most processors. A huge page of a file is one of a mapping where both lie alike by it."""
 MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
@@ -117,9 +117,9 @@ class Memory:
 
 def _map_file(descriptor: int, length: int, protection: int) -> int:
     """Maps a file from its start, at an address where its huge pages fit."""
-    room = length + _HUGE_PAGE_BYTES
+    room = length + HUGE_PAGE_BYTES
     start = _map(None, room, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
-    address = -(-start // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
+    address = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
     try:
         _map(address, length, protection, mmap.MAP_SHARED | MAP_FIXED, descriptor)
     except OSError:

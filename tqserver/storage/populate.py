@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 from typing import Final
 
+from tqclient.memory import HUGE_PAGE_BYTES, libc
+
 MADV_POPULATE_WRITE: Final = 23  # Linux 5.14; the mmap module has no name for these
 MADV_COLLAPSE: Final = 25  # Linux 6.1
-HUGE_PAGE_BYTES: Final = 2 << 20
 
 
 def populate(address: int, length: int) -> int:
@@ -39,6 +40,4 @@ def collapse(address: int, length: int) -> int:
 
 
 def _advise(address: int, length: int, advice: int) -> int:
-    madvise = ctypes.CDLL(None, use_errno=True).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return 0 if madvise(address, length, advice) == 0 else ctypes.get_errno()
+    return 0 if libc.madvise(address, length, advice) == 0 else ctypes.get_errno()
