@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -15,9 +16,15 @@ from numpy.typing import NDArray
 from tqclient.codec import parallel
 from tqclient.codec.checksum import PARALLEL_UNIT_MIN, PIECE_BYTES, Checksums
 from tqclient.codec.header import ALIGN
+from tqclient.limits import KIB, MIB
 
+JOIN_BYTES: Final = MIB
+"""Neighbouring rows are joined in runs of so many bytes: from shorter ones on, threads wait for one another's turns at
+the interpreter's lock for longer than they copy."""
 CAT_ITEMS_MAX: Final = 32_767
-"""From 32,768 elements on, torch.cat leaves its one tight loop for a tensor iterator per input."""
+"""From 32,768 elements on, torch.cat leaves its one tight loop over all inputs, and many threads copy a single one."""
+TEXT_PIECE_BYTES: Final = 64 * KIB
+"""Texts are joined in pieces that malloc has at hand: larger ones are pages that the kernel clears for each put."""
 _AS_LARGE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By bytes: what numpy knows of elements whose dtype it lacks."""
 
@@ -94,24 +101,17 @@ def write_all(values: Sequence[Any], sizes: NDArray[np.int64], checksums: Checks
     if not target.size:
         return
     bounds = [0, *np.cumsum(sizes).tolist()]
-    runs = batches(bounds, _run_bytes(values[0]))
-    places = _places(values[0], target, [(bounds[low], bounds[high]) for low, high in runs])
+    whole = _whole(values[0], target)
     tasks: list[Callable[[], None]] = []
-    for first, last in _tasks(runs, bounds):
-        low, high = runs[first][0], runs[last - 1][1]
+    for low, high in _runs(bounds, CAT_ITEMS_MAX * values[0].itemsize):
         if high - low == 1:
             tasks.extend(copies(values[low], checksums, bounds[low]))
         elif bounds[high] > bounds[low]:
-            tasks.append(partial(_write_runs, values, runs[first:last], places[first:last], bounds, checksums))
+            tasks.append(partial(_write_run, values[low:high], whole, bounds[low : high + 1], checksums))
     later.add(tasks, target.size)
 
 
-def _run_bytes(first: Any) -> int:
-    """How much of neighbouring values is joined in one call."""
-    return min(PIECE_BYTES, CAT_ITEMS_MAX * first.element_size()) if isinstance(first, torch.Tensor) else PIECE_BYTES
-
-
-def batches(bounds: Sequence[int], limit: int) -> list[tuple[int, int]]:
+def batches(bounds: Sequence[int] | NDArray[np.int64], limit: int) -> list[tuple[int, int]]:
     """Cuts rows into (first, last + 1) of neighbours that together fit a limit; a larger one stands alone.
 
     Args:
@@ -127,26 +127,21 @@ def batches(bounds: Sequence[int], limit: int) -> list[tuple[int, int]]:
     return found
 
 
-def _tasks(runs: Sequence[tuple[int, int]], bounds: Sequence[int]) -> list[tuple[int, int]]:
-    """Brings neighbouring runs together that one thread hashes while they are in its cache; lone rows stay alone.
+def _runs(bounds: Sequence[int], row_bytes_max: int) -> list[tuple[int, int]]:
+    """Cuts rows into (first, last + 1) of neighbours that are joined; one that is too large for that stands alone.
 
-    Returns:
-        (first, last + 1) of the runs.
+    Args:
+        bounds: bytes [rows + 1]: row i takes bounds[i]:bounds[i + 1].
+        row_bytes_max: of a row that may be joined.
     """
-    tasks: list[tuple[int, int]] = []
-    start, room = 0, PIECE_BYTES
-    for index, (low, high) in enumerate(runs):
-        room -= bounds[high] - bounds[low]
-        alone = high - low == 1
-        if index > start and (alone or room < 0):
-            tasks.append((start, index))
-            start, room = index, PIECE_BYTES - bounds[high] + bounds[low]
-        if alone:
-            tasks.append((index, index + 1))
-            start, room = index + 1, PIECE_BYTES
-    if start < len(runs):
-        tasks.append((start, len(runs)))
-    return tasks
+    rows = len(bounds) - 1
+    large = np.flatnonzero(np.diff(bounds) > row_bytes_max).tolist()
+    found = []
+    for before, row in itertools.pairwise([-1, *large, rows]):
+        first = before + 1
+        found += [(first + low, first + high) for low, high in batches(bounds[first : row + 1], JOIN_BYTES)]
+        found += [(row, row + 1)] if row < rows else []
+    return found
 
 
 def _tasks_of_one(value: Any, checksums: Checksums) -> list[Callable[[], None]]:
@@ -166,48 +161,34 @@ def _tasks_of_one(value: Any, checksums: Checksums) -> list[Callable[[], None]]:
     return [partial(checksums.hash, start, min(start + step, size)) for start in range(0, size, step)]
 
 
-def _places(first: Any, target: NDArray[np.uint8], spans: Sequence[tuple[int, int]]) -> list[Any]:
-    """Tensors or arrays over spans of the target, for values like `first` to be joined in; empty if they cannot be."""
-    shape = first.shape[1:]
+def _whole(first: Any, target: NDArray[np.uint8]) -> Any:
+    """The target as one tensor or array, for values like `first` to be joined in; None if they cannot be."""
     if isinstance(first, np.ndarray):
         if first.dtype.names is not None:
-            return []  # field by field, the padding between fields would stay as it was
-        whole: Any = as_array(target, first.dtype, (-1, *shape))
-    elif first.is_cpu:
-        whole = as_tensor(target, first.dtype, (-1, *shape))
-    else:
-        return []
-    item = whole.itemsize * math.prod(shape)
-    return [whole[start // item : stop // item] for start, stop in spans]
+            return None  # field by field, the padding between fields would stay as it was
+        return as_array(target, first.dtype, (-1, *first.shape[1:]))
+    return as_tensor(target, first.dtype, (-1, *first.shape[1:])) if first.is_cpu else None
 
 
-def _write_runs(
-    values: Sequence[Any],
-    runs: Sequence[tuple[int, int]],
-    places: Sequence[Any],
-    bounds: Sequence[int],
-    checksums: Checksums,
-) -> None:
-    """Writes neighbouring small values, each run of them in one call."""
-    low, high = runs[0][0], runs[-1][1]
-    if places and _join(values, runs, places):
-        checksums.hash(bounds[low], bounds[high])
+def _write_run(values: Sequence[Any], whole: Any, bounds: Sequence[int], checksums: Checksums) -> None:
+    """Writes neighbouring small values, in one call if they can be joined; `bounds` are theirs within the stream."""
+    if whole is None or not _join(values, whole, bounds[0], bounds[-1]):
+        for value, at in zip(values, bounds[:-1], strict=True):
+            for copy in copies(value, checksums, at):
+                copy()
         return
-    for row in range(low, high):
-        for copy in copies(values[row], checksums, bounds[row]):
-            copy()
+    checksums.hash(bounds[0], bounds[-1])
 
 
-def _join(values: Sequence[Any], runs: Sequence[tuple[int, int]], places: Sequence[Any]) -> bool:
-    first: Any = values[runs[0][0]]
-    if isinstance(first, np.ndarray):
-        join: Any = np.concatenate if first.ndim else np.stack
+def _join(values: Sequence[Any], whole: Any, start: int, stop: int) -> bool:
+    if isinstance(values[0], np.ndarray):
+        join: Any = np.concatenate if values[0].ndim else np.stack
     else:
-        join = torch.cat if first.ndim else torch.stack
+        join = torch.cat if values[0].ndim else torch.stack
+    item = whole.itemsize * math.prod(whole.shape[1:])
     try:
         with torch.no_grad():
-            for (low, high), place in zip(runs, places, strict=True):
-                join(values[low:high], out=place)
+            join(values, out=whole[start // item : stop // item])
     except RuntimeError:  # a tensor is on a device
         return False
     return True
@@ -274,3 +255,35 @@ def _copy_rows(value: torch.Tensor | NDArray[Any], checksums: Checksums, at: int
 def write_bytes(source: bytes, checksums: Checksums) -> None:
     """Copies a whole stream of plain bytes."""
     _copy_bytes(np.frombuffer(source, np.uint8), checksums, 0)
+
+
+def pieces(sizes: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Cuts texts into (first, last + 1) of those that are joined at once.
+
+    Args:
+        sizes: int64, of each.
+    """
+    return batches(np.concatenate(([0], np.cumsum(sizes))), TEXT_PIECE_BYTES)
+
+
+def write_joined(values: Sequence[str] | Sequence[bytes], sizes: NDArray[np.int64], checksums: Checksums) -> None:
+    """Copies bytes, or texts of ASCII alone, back to back into a stream.
+
+    Args:
+        values: of one type.
+        sizes: int64, the bytes of each.
+        checksums: of the stream, which has as many bytes as they together.
+    """
+    target, unit = checksums.stream, checksums.unit
+    stop = 0
+    for low, high in pieces(sizes):
+        joined = _joined(values[low:high])
+        start, stop = stop, stop + len(joined)
+        target[start:stop] = np.frombuffer(joined, np.uint8)
+        checksums.hash(start - start % unit, stop)
+
+
+def _joined(values: Any) -> bytes:
+    if isinstance(values[0], str):
+        return "".join(values).encode("ascii")
+    return values[0] if len(values) == 1 else b"".join(values)

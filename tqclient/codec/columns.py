@@ -7,6 +7,7 @@ when all of them happen to be equally long.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -173,15 +174,18 @@ def encode_rows(rows: Sequence[Any], path: RowPath, depth: int, *, allow_pickle:
 
 def _encode_dicts(rows: Sequence[dict[Any, Any]], path: RowPath, depth: int, allow_pickle: bool) -> Encoder | None:
     keys = rows[0].keys()
-    if not keys or set(map(type, keys)) != {str} or any(row.keys() != keys for row in rows):
+    if not keys or set(map(type, keys)) != {str} or set(map(len, rows)) != {len(keys)}:
+        return None
+    try:
+        values = {key: list(map(itemgetter(key), rows)) for key in keys}
+    except KeyError:
         return None
     if depth >= NESTING_MAX:
         raise UnsupportedValue(f"{path.at(0)}: containers nest deeper than {NESTING_MAX}; flatten the value")
     columns = {}
     for key in keys:
         check_name_of_key(key, path)
-        values = [row[key] for row in rows]
-        columns[key] = encode_rows(values, path.child(key), depth + 1, allow_pickle=allow_pickle)
+        columns[key] = encode_rows(values[key], path.child(key), depth + 1, allow_pickle=allow_pickle)
     return StructEncoder(columns, len(rows))
 
 

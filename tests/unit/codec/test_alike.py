@@ -12,7 +12,7 @@ from tests.unit.codec.blocks import encode
 from tests.unit.codec.values import bits, identical, rows_of
 from tqclient.codec import NESTING_MAX, Records, alike, buffers, measure, normalise
 from tqclient.codec.alike import SMALL_ROW_BYTES
-from tqclient.codec.buffers import CAT_ITEMS_MAX, batches
+from tqclient.codec.buffers import CAT_ITEMS_MAX, TEXT_PIECE_BYTES, batches
 from tqclient.codec.checksum import PIECE_BYTES
 from tqclient.errors import CorruptBlock, UnsupportedValue
 
@@ -156,6 +156,16 @@ def test_rows_of_all_sizes_lie_back_to_back(dtype: torch.dtype) -> None:
     assert bits(column.values()) == b"".join(map(bits, rows))  # type: ignore[attr-defined]
     arrays = encode({"x": [row.numpy() for row in rows]}).read("x")
     assert arrays.values().tobytes() == b"".join(map(bits, rows))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("last", ["z", "é", "\N{SNOWMAN}" * 30_000])
+def test_texts_of_all_sizes_lie_back_to_back(last: str) -> None:
+    lengths = [0, 3, TEXT_PIECE_BYTES - 3, 1, TEXT_PIECE_BYTES + 1, 0, *[700] * 300, 3 * TEXT_PIECE_BYTES, 5, 0]
+    texts = [*(chr(97 + row % 26) * length for row, length in enumerate(lengths)), last]
+    assert encode({"x": texts}).read("x").list() == texts
+    encoded = [text.encode() for text in texts]
+    assert encode({"x": encoded}).read("x").list() == encoded
+    assert encode({"x": texts}).read("x", rows=[4, 11, len(lengths)]).list() == [texts[4], texts[11], last]
 
 
 def test_what_torch_does_not_join_is_copied_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:

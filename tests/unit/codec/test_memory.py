@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
+import tracemalloc
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from tests.unit.codec.blocks import Block, encode
 from tests.unit.codec.values import identical
 from tqclient.codec import ALIGN, Layout, Part, allocate, dumps, loads, measure, read_column, same_rows
+from tqclient.codec.buffers import TEXT_PIECE_BYTES
 from tqclient.codec.checksum import PARALLEL_UNIT_MIN, UNIT_MAX, UNIT_MIN, unit_bytes
 from tqclient.codec.directory import RAGGED, NodePlan, build, directory_bytes
 from tqclient.codec.header import HEADER_BYTES, Header, aligned
@@ -104,6 +107,25 @@ def test_read_only_memory_gives_tensors_without_a_warning() -> None:
     block.bytes.flags.writeable = False
     for name in COLUMNS:
         assert identical(block.read(name, copy=False).list(), block.read(name).list())
+
+
+@pytest.mark.parametrize("row", ["word " * 500, b"word " * 500])
+def test_texts_are_joined_in_pieces(row: Any) -> None:
+    """Memory for a whole column at once is pages, which the kernel clears for each put; that takes longer than the put."""
+    rows = [row] * 2000
+    kept = sys.getsizeof(rows) + 8 * len(rows)  # references to the rows, and their lengths
+    plan = measure({"x": rows})
+    target = allocate(plan.size_bytes)
+    tracemalloc.start()
+    try:
+        plan = measure({"x": rows})
+        measured = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        plan.write(target)
+        written = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert max(measured, written) < kept + 5 * TEXT_PIECE_BYTES
 
 
 def test_padding_is_zeroed_so_that_equal_batches_have_equal_bytes() -> None:

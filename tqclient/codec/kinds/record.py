@@ -50,7 +50,7 @@ class RecordEncoder(Encoder):
 
     def write(self, streams: Sequence[Checksums], later: Later) -> None:
         skeletons, leaves = streams
-        buffers.write_bytes(b"".join(self._skeletons), skeletons)
+        buffers.write_joined(self._skeletons, self._counts, skeletons)
         if not leaves.stream.size:
             return
         tasks: list[Callable[[], None]] = []

@@ -25,29 +25,26 @@ class BytesEncoder(Encoder):
     kind = BYTES
     form = Form("list")
 
-    def __init__(self, joined: bytes, counts: NDArray[np.int64]) -> None:
+    def __init__(self, values: Sequence[bytes] | Sequence[str], counts: NDArray[np.int64]) -> None:
+        """Args: `values`: bytes, or texts of ASCII alone; `counts`: the bytes of each."""
         self.rows = len(counts)
-        self._joined = joined
+        self._values = values
         self._counts = counts
 
     def streams(self) -> list[StreamSize]:
-        return [stream_size(len(self._joined), self.rows, self._counts)]
+        return [stream_size(int(self._counts.sum()), self.rows, self._counts)]
 
     def write(self, streams: Sequence[Checksums], later: Later) -> None:
-        buffers.write_bytes(self._joined, streams[0])
+        buffers.write_joined(self._values, self._counts, streams[0])
 
     def row_bytes(self) -> NDArray[np.int64]:
         return self._counts
 
     def slice(self, start: int, stop: int) -> BytesEncoder:
-        low, high = int(self._counts[:start].sum()), int(self._counts[:stop].sum())
-        return type(self)(self._joined[low:high], self._counts[start:stop])
+        return type(self)(self._values[start:stop], self._counts[start:stop])
 
     def take(self, rows: NDArray[np.int64]) -> BytesEncoder:
-        stops = np.cumsum(self._counts)
-        starts = stops - self._counts
-        spans = zip(starts[rows].tolist(), stops[rows].tolist(), strict=True)
-        return type(self)(b"".join(self._joined[start:stop] for start, stop in spans), self._counts[rows])
+        return type(self)([self._values[row] for row in rows.tolist()], self._counts[rows])
 
 
 class TextEncoder(BytesEncoder):
@@ -57,21 +54,21 @@ class TextEncoder(BytesEncoder):
 
 
 def encode_text(values: Sequence[str]) -> TextEncoder:
-    """Joins strings.
+    """Measures strings; those of ASCII alone are encoded when they are written.
 
     Raises:
         UnicodeEncodeError: one has a lone surrogate.
     """
-    joined = "".join(values)
-    if joined.isascii():
-        return TextEncoder(joined.encode(), np.fromiter(map(len, values), np.int64, len(values)))
+    counts = np.fromiter(map(len, values), np.int64, len(values))
+    if all("".join(values[low:high]).isascii() for low, high in buffers.pieces(counts)):
+        return TextEncoder(list(values), counts)
     encoded = [value.encode() for value in values]
-    return TextEncoder(b"".join(encoded), np.fromiter(map(len, encoded), np.int64, len(values)))
+    return TextEncoder(encoded, np.fromiter(map(len, encoded), np.int64, len(values)))
 
 
 def encode_bytes(values: Sequence[bytes]) -> BytesEncoder:
-    """Joins byte strings."""
-    return BytesEncoder(b"".join(values), np.fromiter(map(len, values), np.int64, len(values)))
+    """Measures byte strings."""
+    return BytesEncoder(list(values), np.fromiter(map(len, values), np.int64, len(values)))
 
 
 def read(group: Group, reading: Reading) -> list[str] | list[bytes]:
