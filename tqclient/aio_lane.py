@@ -155,8 +155,11 @@ class AioConnection:
     async def _call(self, frame: bytes) -> tuple[int, bytes]:
         self._writer.write(frame)
         await self._writer.drain()
-        length, status = wire.REPLY.unpack(await self._reader.readexactly(wire.REPLY.size))
-        return status, await self._reader.readexactly(length)
+        status = wire.PREVIEW
+        while status == wire.PREVIEW:  # to make use of one takes work that an event loop has no time for
+            length, status = wire.REPLY.unpack(await self._reader.readexactly(wire.REPLY.size))
+            body = await self._reader.readexactly(length)
+        return status, body
 
     def close(self) -> None:
         """Closes it; what waits for it fails."""

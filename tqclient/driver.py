@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
+from tqclient.lane import Method
 from tqclient.operations.effects import CONTROLLER, Call, Effect, Operation, Work
 from tqclient.wire.status import from_rpc_error
 
@@ -83,7 +84,10 @@ async def run_async(operation: Operation[T], stubs: Stubs) -> T:
 
 def _perform(effect: Effect, stubs: Stubs) -> Any:
     if isinstance(effect, Call):
-        return getattr(stubs.stub(effect.target), effect.method)(effect.request, timeout=effect.timeout)
+        method = getattr(stubs.stub(effect.target), effect.method)
+        if effect.preview is not None and isinstance(method, Method):
+            return method(effect.request, timeout=effect.timeout, preview=effect.preview)
+        return method(effect.request, timeout=effect.timeout)
     if isinstance(effect, Work):
         return effect.run()
     return time.sleep(effect.seconds)

@@ -39,8 +39,14 @@ FIND_AGAIN_SECONDS: Final = 30.0
 PROBE_SECONDS: Final = 5.0
 """How long `why_not` waits to be told of a lane."""
 RECEIVE_BYTES: Final = 64 * 1024
+TakePreview = Callable[[bytes], None]
+"""Takes a message that came ahead of a reply; must not raise."""
 
 _log = logging.getLogger(__name__)
+
+
+def _ignore(_: bytes) -> None:
+    """Takes a preview, and makes no use of it."""
 
 
 class Search:
@@ -236,8 +242,16 @@ class Connection:
         """Says whether the daemon has kept it open; between two calls there is nothing to be read."""
         return not self._poll.poll(0)
 
-    def call(self, name: bytes, request: bytes, timeout: float | None) -> tuple[int, bytes]:
+    def call(
+        self, name: bytes, request: bytes, timeout: float | None, preview: TakePreview = _ignore
+    ) -> tuple[int, bytes]:
         """Sends a request and returns the status and the bytes of its answer.
+
+        Args:
+            name: of the method.
+            request: encoded.
+            timeout: seconds; None waits for ever.
+            preview: takes what comes ahead of the answer.
 
         Raises:
             OSError: the connection broke, or the time is over (TimeoutError): it is of no use any more.
@@ -246,14 +260,26 @@ class Connection:
         self._wait_no_longer()
         self._socket.sendall(wire.request(name, request, timeout))
         self._wait_no_longer()
-        data = self._socket.recv(RECEIVE_BYTES)
+        status, body, rest = self._frame(b"")
+        while status == wire.PREVIEW:
+            preview(body)
+            status, body, rest = self._frame(rest)
+        if rest:
+            raise ConnectionError("more came than was announced")
+        return status, body
+
+    def _frame(self, data: bytes) -> tuple[int, bytes, bytes]:
+        """Returns the status and the body of what comes next, and what came with it; `data` came before."""
+        if not data:
+            self._wait_no_longer()
+            data = self._socket.recv(RECEIVE_BYTES)
         if len(data) < wire.REPLY.size:
             data += self._receive(wire.REPLY.size - len(data))
         length, status = wire.REPLY.unpack_from(data)
-        missing = wire.REPLY.size + length - len(data)
-        if missing < 0:
-            raise ConnectionError("more came than was announced")
-        return status, data[wire.REPLY.size :] + (self._receive(missing) if missing else b"")
+        end = wire.REPLY.size + length
+        if len(data) < end:
+            data += self._receive(end - len(data))
+        return status, data[wire.REPLY.size : end], data[end:]
 
     def _receive(self, length: int) -> bytes:
         data = bytearray(length)
@@ -293,10 +319,17 @@ class Running:
         method: that is called.
         request: of the call.
         timeout: seconds; None waits for ever.
+        preview: takes what comes ahead of the reply.
     """
 
     def __init__(
-        self, lane: Lane, connection: Connection, method: Method, request: Message, timeout: float | None
+        self,
+        lane: Lane,
+        connection: Connection,
+        method: Method,
+        request: Message,
+        timeout: float | None,
+        preview: TakePreview = _ignore,
     ) -> None:
         self._lane = lane
         self._lock = threading.RLock()  # `cancel` may run in a finalizer, inside any holder
@@ -304,6 +337,7 @@ class Running:
         self._method = method
         self._request = request
         self._timeout = timeout
+        self._preview = preview
         self._cancelled = False
 
     def result(self) -> Any:
@@ -318,7 +352,9 @@ class Running:
         if connection is None:
             raise ValueError("it was run before")
         try:
-            status, body = connection.call(self._method.path, self._request.SerializeToString(), self._timeout)
+            status, body = connection.call(
+                self._method.path, self._request.SerializeToString(), self._timeout, self._preview
+            )
             answered = True
         except OSError as error:
             if self._cancelled:
@@ -381,11 +417,17 @@ class Method(Described):
         self._lane = lane
         self._over_grpc = over_grpc
 
-    def __call__(self, request: Message, timeout: float | None = None) -> Any:
-        """Calls; raises what a gRPC stub raises, or the `TQError` that this would have become."""
+    def __call__(self, request: Message, timeout: float | None = None, preview: TakePreview = _ignore) -> Any:
+        """Calls; raises what a gRPC stub raises, or the `TQError` that this would have become.
+
+        Args:
+            request: of the call.
+            timeout: seconds; None waits for ever.
+            preview: takes what comes ahead of the reply, by the lane.
+        """
         connection = self._lane.take()
         if connection is not None:
-            return Running(self._lane, connection, self, request, timeout).result()
+            return Running(self._lane, connection, self, request, timeout, preview).result()
         try:
             reply = self._over_grpc(request, timeout=timeout)
         except grpc.RpcError as error:

@@ -45,9 +45,15 @@ class Refused(Exception):
 
 
 class LaneContext:
-    """What a handler learns of its call; as much of `grpc.aio.ServicerContext` as the handlers use."""
+    """What a handler learns of its call; as much of `grpc.aio.ServicerContext` as the handlers use.
 
-    def __init__(self, seconds: float | None) -> None:
+    Args:
+        seconds: that the caller will wait; None: for ever.
+        preview: sends a message ahead of the reply, to a caller that asked for it.
+    """
+
+    def __init__(self, seconds: float | None, preview: Callable[[bytes], None]) -> None:
+        self.preview = preview
         self._loop = asyncio.get_running_loop()
         self._deadline = None if seconds is None else self._loop.time() + seconds
 
@@ -200,14 +206,20 @@ class Connection(asyncio.Protocol):
             if method is None:
                 error = UnsupportedVersion("this daemon has no such method; it is of another version than the client")
                 raise Refused(to_detail(error).SerializeToString())
-            body = await method(request, LaneContext(seconds))
+            body = await method(request, LaneContext(seconds, self._preview))
         except Refused as refused:
             status, body = wire.FAILED, refused.detail
         finally:
             self._call = None
-        self._transport.write(wire.REPLY.pack(len(body), status) + body)
+        self._send(status, body)
         if self._lane.draining:
             self._transport.close()
+
+    def _preview(self, body: bytes) -> None:
+        self._send(wire.PREVIEW, body)
+
+    def _send(self, status: int, body: bytes) -> None:
+        self._transport.write(wire.REPLY.pack(len(body), status) + body)
 
     # Its end.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -11,7 +12,12 @@ import numpy as np
 import pytest
 
 import tqclient as tq
+from tests.harness import wait_until
+from tqclient.codec import Column
 from tqclient.limits import MIB
+from tqclient.operations.ahead import ReadAhead
+from tqclient.operations.read import Holdings
+from tqclient.rows import RowSet
 from tqclient.wire.v1 import lane_pb2
 from tqclient.wire.v1.lane_pb2_grpc import LaneStub
 from tqserver.local import LocalCluster
@@ -74,3 +80,45 @@ def test_an_asyncio_client_calls_by_the_lanes_too(cluster: LocalCluster) -> None
             assert all(lane_connections(pid) > 1 for pid in daemons)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("copy", [True, False])
+@pytest.mark.parametrize("lanes", [True, False])
+def test_a_claim_that_waits_reads_ahead_what_a_lane_previews(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, lanes: bool, copy: bool
+) -> None:
+    monkeypatch.setattr("tqclient.lane.ENABLED", lanes)
+    taken: list[bool] = []
+    take = ReadAhead.take
+
+    def noted(ahead: ReadAhead, rows: RowSet, holdings: Holdings) -> dict[str, Column] | None:
+        columns = take(ahead, rows, holdings)
+        taken.append(columns is not None)
+        return columns
+
+    monkeypatch.setattr(ReadAhead, "take", noted)
+    with (
+        tq.connect(cluster.address) as client,
+        tq.connect(cluster.address) as other,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        part = client.create_partition("p", consumers=["c"])
+        consumer = other.partition("p").consumer("c", fields=["values", "uid"])
+        for number, put in [(0, 4), (1, 4), (2, 4), (3, 2), (4, 6), (5, 4)]:
+            claim = thread.submit(consumer.claim, 4, copy=copy, timeout=30)
+            wait_until(lambda: client.describe().waiting_claims == 1, timeout=10, what="the claim waits")
+            values = np.arange(put * 1000).reshape(put, 1000) + number
+            part.put({"values": values, "uid": [f"{number} {row}" for row in range(put)]})
+            if put < 4:  # the claim goes on waiting, for rows of two blocks
+                part.put({"values": values, "uid": [f"{number} {row}" for row in range(put)]})
+                expected = [*range(put), *range(put)]
+            else:
+                expected = list(range(4))
+            with claim.result(30) as batch:
+                assert batch["uid"] == [f"{number} {row}" for row in expected]
+                assert np.array_equal(batch["values"], values[expected])
+                batch.verify()
+            if put > 4:
+                part.clear(ids=consumer.claim(put - 4, timeout=30).ids)
+    # For the first one, the lane is not found yet, nor the path to the node opened.
+    assert taken[1:] == ([True, True, False, False, False, True] if lanes else [False] * 6)

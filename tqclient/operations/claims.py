@@ -12,6 +12,7 @@ from tqclient import limits
 from tqclient.arguments import row_ids
 from tqclient.errors import ClaimTimeout, CorruptBlock, InvalidArgument, LeaseExpired, TQError
 from tqclient.info import PartitionRef
+from tqclient.operations.ahead import ReadAhead, read_ahead
 from tqclient.operations.consumers import ConsumerRef, register_under
 from tqclient.operations.effects import CONTROLLER, UNKNOWN_OUTCOME, Deadline, Operation, call
 from tqclient.operations.ranges import Wanted, check_ranges, wanted_ranges
@@ -66,14 +67,20 @@ def claim(
     wanted = wanted_ranges(ranges)
     check_ranges(wanted, consumer.partition, consumer.fields)
     request = _request(consumer, batch_size, max_tokens)
-    while True:
-        session, reply = yield from _granted(state, consumer, request, deadline)
-        try:
-            return (yield from _read_claimed(state, consumer, session, reply, copy, deadline, wanted))
-        except LeaseExpired:
-            # The claim ended with its session while it was read; its samples are delivered again, perhaps to us.
-            if state.is_live(session) or deadline.wait_ms() == 0:
-                raise
+    ahead = None if wanted or max_tokens is not None else read_ahead(state, consumer, copy, deadline)
+    request.preview = ahead is not None
+    try:
+        while True:
+            session, reply = yield from _granted(state, consumer, request, deadline, ahead)
+            try:
+                return (yield from _read_claimed(state, consumer, session, reply, copy, deadline, wanted, ahead))
+            except LeaseExpired:
+                # The claim ended with its session while it was read; its samples are delivered again, perhaps to us.
+                if state.is_live(session) or deadline.wait_ms() == 0:
+                    raise
+    finally:
+        if ahead is not None:
+            ahead.drop()
 
 
 def claim_rows(
@@ -100,6 +107,7 @@ def _read_claimed(
     copy: bool,
     deadline: Deadline,
     wanted: Sequence[Wanted],
+    ahead: ReadAhead | None,
 ) -> Operation[tuple[ClaimHandle, Delivery]]:
     state.lease_seen(reply.lease_ms)
     consumer.partition.fields_changed(reply.fields)
@@ -110,7 +118,9 @@ def _read_claimed(
         # What was granted is worth its lease: a wait that took the whole timeout must not cost the batch.
         reading = Deadline(max(deadline.remaining(), reply.lease_ms / 1000), state.clock)
         rows = RowSet.from_wire(reply.rows, consumer.fields or [each.name for each in reply.fields])
-        columns = yield from _fetch_twice(state, consumer.partition, rows, session, copy, holdings, reading, wanted)
+        columns = None if ahead is None else ahead.take(rows, holdings)
+        if columns is None:
+            columns = yield from _fetch_twice(state, consumer.partition, rows, session, copy, holdings, reading, wanted)
     except BaseException:
         holdings.close()
         abandon(state, handle)
@@ -156,14 +166,18 @@ def _checked(what: str, value: object, most: int) -> int:
 
 
 def _granted(
-    state: ClientState, consumer: ConsumerRef, request: pb.ClaimRequest, deadline: Deadline
+    state: ClientState,
+    consumer: ConsumerRef,
+    request: pb.ClaimRequest,
+    deadline: Deadline,
+    ahead: ReadAhead | None = None,
 ) -> Operation[tuple[Session, pb.ClaimReply]]:
     """Waits for the grant, one slice after the other."""
 
     def attempt(session: Session) -> Operation[tuple[Session, pb.ClaimReply]]:
         if consumer.topology is not None and consumer.registration.session != session.session:
             yield from register_under(state, consumer, session, deadline)
-        return (yield from _ask(state, request, session, deadline))
+        return (yield from _ask(state, request, session, deadline, ahead))
 
     while True:
         try:
@@ -174,7 +188,7 @@ def _granted(
 
 
 def _ask(
-    state: ClientState, request: pb.ClaimRequest, session: Session, deadline: Deadline
+    state: ClientState, request: pb.ClaimRequest, session: Session, deadline: Deadline, ahead: ReadAhead | None
 ) -> Operation[tuple[Session, pb.ClaimReply]]:
     """Asks once. When it stays unknown whether there was a grant, the heartbeat finds out and gives it back."""
     number = state.requests.take()
@@ -187,7 +201,8 @@ def _ask(
 
     answered = False
     try:
-        reply = yield from call(CONTROLLER, "Claim", request, deadline, state.rng, before=renew_wait)
+        preview = None if ahead is None else ahead.preview
+        reply = yield from call(CONTROLLER, "Claim", request, deadline, state.rng, before=renew_wait, preview=preview)
         answered = True
         return session, reply
     except TQError as error:

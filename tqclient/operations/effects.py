@@ -34,12 +34,14 @@ class Call:
         method: name of the RPC.
         request: its message.
         timeout: seconds.
+        preview: takes what comes ahead of the reply, where the driver and the way can carry that; it must not raise.
     """
 
     target: str
     method: str
     request: Message
     timeout: float
+    preview: Callable[[bytes], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,7 @@ def call(
     rng: random.Random,
     *,
     before: Callable[[], None] | None = None,
+    preview: Callable[[bytes], None] | None = None,
 ) -> Operation[Any]:
     """Calls until there is an answer: `Unavailable` is tried again, with the same request, until the deadline.
 
@@ -145,6 +148,7 @@ def call(
         deadline: of all tries together.
         rng: of the jitter.
         before: run before each try, to renew what depends on the time (`wait_ms`).
+        preview: as in `Call`.
 
     Raises:
         Unavailable: nobody answered until the deadline.
@@ -155,6 +159,6 @@ def call(
         if before is not None:
             before()
         try:
-            return (yield Call(target, method, request, deadline.remaining()))
+            return (yield Call(target, method, request, deadline.remaining(), preview))
         except Unavailable as error:
             yield from pause(backoff, deadline, error)

@@ -179,7 +179,7 @@ def fetch(
         try:
             paths = yield from replicas.choose(deadline)
             columns: dict[str, Column] = yield Work(
-                lambda paths=paths: _fetch_and_decode(state, ref, rows, layouts, clips, paths, copy, holdings, deadline)  # type: ignore[misc]
+                lambda paths=paths: fetch_and_decode(state, ref, rows, layouts, clips, paths, copy, holdings, deadline)  # type: ignore[misc]
             )
         except ReplicaFailed as failure:
             replicas.failed(failure)  # there may be another one
@@ -229,7 +229,7 @@ def _remember(state: ClientState, ref: PartitionRef, rows: RowSet, block_id: int
     return layout
 
 
-def _fetch_and_decode(
+def fetch_and_decode(
     state: ClientState,
     ref: PartitionRef,
     rows: RowSet,
@@ -240,6 +240,12 @@ def _fetch_and_decode(
     holdings: Holdings,
     deadline: Deadline,
 ) -> dict[str, Column]:
+    """Brings the rows' bytes by the paths that were chosen, and decodes them; the other arguments are as in `fetch`.
+
+    Raises:
+        ReplicaFailed: a block could not be read by its path.
+        CorruptBlock: a directory lacks what it should have.
+    """
     fetched: dict[int, Fetched] = {}
     try:
         for block_id, ranges in _wanted(ref, rows, layouts, clips).items():

@@ -5,7 +5,8 @@
     the daemon sends     proof of the client's, 32 bytes
     then, in turns:
     the client sends     body length uint32, milliseconds uint32, name length uint8; the method's name; the request
-    the daemon sends     body length uint32, status uint8; the reply, or an ErrorDetail
+    the daemon sends     body length uint32, status uint8; the reply, or an ErrorDetail; ahead of it, to who asked for
+                         that, any number of previews of it
 
 Numbers are little-endian. A method's name is that of gRPC: `/tq.v1.Controller/Commit`. Milliseconds are those that the
 client will wait; 0xffffffff is for ever. Whoever is disappointed closes the connection: a call under way is cancelled
@@ -22,6 +23,8 @@ REQUEST: Final = struct.Struct("<IIB")
 REPLY: Final = struct.Struct("<IB")
 OK: Final = 0
 FAILED: Final = 1
+PREVIEW: Final = 2
+"""The statuses of what the daemon sends."""
 CHALLENGE_BYTES: Final = 32
 PROOF_BYTES: Final = 32
 FOR_EVER_MS: Final = (1 << 32) - 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from tqclient.errors import BackpressureTimeout, ClaimTimeout, TQError
@@ -28,15 +29,21 @@ _log = logs.get("controller.calls")
 
 RequestKey = tuple[bytes, int]
 """(client_id, request)."""
+SendPreview = Callable[[bytes], None]
+"""Sends a message ahead of a reply."""
 
 
 class _Call:
-    def __init__(self, calls: Calls, command: journal_pb2.Command, request: Any, seconds: float) -> None:
+    def __init__(
+        self, calls: Calls, command: journal_pb2.Command, request: Any, seconds: float, preview: SendPreview | None
+    ) -> None:
         self._calls = calls
         self._command = command
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + seconds
         self._waiter = Waiter(request, self._grant, self._refuse)
+        if preview is not None and isinstance(request, pb.ClaimRequest) and request.preview:
+            self._waiter.preview = partial(_preview, preview)
         self.key: RequestKey = (request.mutation.client_id, request.mutation.request)
         self.callers: dict[asyncio.Future[Any], None] = {}
         self.given_up = False
@@ -94,6 +101,12 @@ class _Call:
             self._orphan()  # if it was answered already; what is still on its way is looked at when it is applied
 
 
+def _preview(send: SendPreview, coming: pb.CommitRequest) -> None:
+    """Tells a claim that was granted for a put of the block that it will find, if it is one of new samples."""
+    if len(coming.blocks) == 1 and not coming.ids and not coming.skip:
+        send(pb.Preview(block=coming.blocks[0]).SerializeToString())
+
+
 class Calls:
     """All claims and commits under way.
 
@@ -108,13 +121,16 @@ class Calls:
         self.under_way: dict[RequestKey, _Call] = {}
         self._orphans: dict[bytes, dict[int, tuple[int, asyncio.TimerHandle]]] = {}
 
-    async def result(self, command: journal_pb2.Command, request: Any, seconds: float) -> Any:
+    async def result(
+        self, command: journal_pb2.Command, request: Any, seconds: float, preview: SendPreview | None = None
+    ) -> Any:
         """Waits for a claim's or commit's turn and for its reply.
 
         Args:
             command: the request, as it will be journaled.
             request: a ClaimRequest or CommitRequest, checked.
             seconds: how long it may wait for its turn.
+            preview: sends a `Preview` to the caller of a claim that takes one; None: there is no way to.
 
         Raises:
             ClaimTimeout, BackpressureTimeout: its turn did not come.
@@ -124,7 +140,7 @@ class Calls:
         call = self.under_way.get(key)
         if call is not None:
             return await self._join(call)
-        call = self.under_way[key] = _Call(self, command, request, seconds)
+        call = self.under_way[key] = _Call(self, command, request, seconds, preview)
         return await self._join(call, call.wait)
 
     async def abandoned(self, request: pb.ClaimRequest) -> Any:

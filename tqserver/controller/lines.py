@@ -102,7 +102,9 @@ class Waiter:
     Attributes:
         choice: of a claim that stands in its line: what decides which samples are ready for it.
         countable: of such a claim: any `batch_size` ready samples meet it.
-        foreseen: of such a claim: it was granted once already for a put that was on its way.
+        foreseen: of such a claim: it was granted once already for a put that was on its way, ...
+        alone: ... whose rows, all of them, are what it seems to meet.
+        preview: called with that put.
     """
 
     _tickets = count(1)
@@ -116,6 +118,8 @@ class Waiter:
         self.choice: QueueKey = ()
         self.countable = False
         self.foreseen = False
+        self.alone = False
+        self.preview: Callable[[pb.CommitRequest], None] = lambda _: None
         self.promised = 0
         self.cancel_deadline: Callable[[], object] = lambda: None
 
@@ -276,6 +280,7 @@ class ClaimLine(Line):
             return Readiness.WAIT
         if waiter.choice not in counts:
             counts[waiter.choice] = self._gauge.ready_count(request) + coming.ready_for(request)
+        waiter.alone = not self.promised and counts[waiter.choice] == coming.rows == request.batch_size
         return Readiness.READY if counts[waiter.choice] - self.promised >= request.batch_size else Readiness.WAIT
 
     def timeout(self, waiter: Waiter) -> TQError:

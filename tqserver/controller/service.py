@@ -147,7 +147,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         remaining = context.time_remaining()
         if remaining is not None:
             seconds = min(seconds, remaining - DEADLINE_MARGIN_S)
-        return await self._calls.result(command, request, seconds)
+        return await self._calls.result(command, request, seconds, getattr(context, "preview", None))
 
     async def OpenSession(self, request: pb.OpenSessionRequest, context: Any) -> pb.OpenSessionReply:
         reply: pb.OpenSessionReply = await self._mutate("open_session", request)

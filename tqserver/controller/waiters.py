@@ -104,7 +104,11 @@ class Waiters:
         """A put went to the journal: grants the claims that it seems to meet, for their records to follow its own."""
         coming = Coming.of(request)
         for line in list(self._claims.get(request.partition_id, {}).values()):
-            self._answer(line, line.serve(coming=coming))
+            served = line.serve(coming=coming)
+            self._answer(line, served)
+            for waiter, error in served:
+                if error is None and waiter.alone:
+                    waiter.preview(request)
 
     def session_ended(self) -> None:
         """Whoever waits for a session that is gone is refused, and holds up nobody: `serve` looks at all lines."""

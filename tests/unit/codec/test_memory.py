@@ -111,7 +111,7 @@ def test_read_only_memory_gives_tensors_without_a_warning() -> None:
 
 @pytest.mark.parametrize("row", ["word " * 500, b"word " * 500])
 def test_texts_are_joined_in_pieces(row: Any) -> None:
-    """Memory for a whole column at once is pages, which the kernel clears for each put; that takes longer than the put."""
+    """A whole column at once is pages that the kernel clears for each put, which takes longer than the put."""
     rows = [row] * 2000
     kept = sys.getsizeof(rows) + 8 * len(rows)  # references to the rows, and their lengths
     plan = measure({"x": rows})

@@ -93,6 +93,20 @@ def test_errors_are_those_of_grpc(daemon: Daemon, session: int, error: type[TQEr
     asyncio.run(scenario())
 
 
+def test_previews_are_passed_over(daemon: Daemon) -> None:
+    async def scenario() -> None:
+        async with channels_of(daemon) as (channels, _):
+            await beat(channels)
+            request = pb.HeartbeatRequest(session=7, dropped_pins=bytes([3, 17, 1]))
+
+            def operation() -> Operation[pb.HeartbeatReply]:
+                return (yield Call(CONTROLLER, "Heartbeat", request, 10.0, pytest.fail))
+
+            assert (await run_async(operation(), channels)).epoch == 5
+
+    asyncio.run(scenario())
+
+
 def test_a_caller_that_waits_no_longer_or_is_cancelled_ends_its_call(daemon: Daemon) -> None:
     async def scenario() -> None:
         async with channels_of(daemon) as (channels, lane):

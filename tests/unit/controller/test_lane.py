@@ -45,6 +45,8 @@ class Slow(Servicer):
         if request.session == 4:
             self.waits.set()
             await self.goes_on.wait()
+        for size in request.dropped_pins if request.session == 7 else b"":
+            context.preview(bytes([size]) * (1 << size))
         return await super().Heartbeat(request, context)
 
 
@@ -150,6 +152,23 @@ def test_errors_are_those_of_grpc(daemon: Daemon, session: int, error: type[TQEr
                 beat(channels, session)
             assert caught.value.ids == ((4,) if session == 1 else ())
         assert len(lane._idle) == 1  # the connection is as good as before
+
+
+@pytest.mark.parametrize("sizes", [[3], [0, 5, 1], [20, 2, 20]])  # 1 MiB does not come in one piece
+def test_previews_come_ahead_of_the_reply_to_whoever_takes_them(daemon: Daemon, sizes: list[int]) -> None:
+    request = pb.HeartbeatRequest(session=7, dropped_pins=bytes(sizes))
+    with daemon.channels() as (channels, _):
+        beat(channels)
+        came: list[bytes] = []
+
+        def operation(preview: Callable[[bytes], None] | None) -> Operation[pb.HeartbeatReply]:
+            return (yield Call(CONTROLLER, "Heartbeat", request, 10.0, preview))
+
+        assert run_sync(operation(came.append), channels).epoch == 5
+        assert came == [bytes([size]) * (1 << size) for size in sizes]
+        assert run_sync(operation(None), channels).epoch == 5
+        assert beat(channels) == 5
+        assert daemon.connections == 1
 
 
 def test_a_reply_that_is_too_large_says_so_and_a_large_request_arrives(daemon: Daemon) -> None:

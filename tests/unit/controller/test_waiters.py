@@ -99,9 +99,12 @@ class Bench:
         self.waiters = Waiters(self.core, self.clock.schedule)
         self.granted: list[str] = []
         self.refused: dict[str, TQError] = {}
+        self.previewed: list[str] = []
 
     def _waiter(self, name: str, request: Any) -> Waiter:
-        return Waiter(request, lambda: self.granted.append(name), lambda error: self.refused.__setitem__(name, error))
+        waiter = Waiter(request, lambda: self.granted.append(name), lambda error: self.refused.__setitem__(name, error))
+        waiter.preview = lambda coming: self.previewed.append(f"{name} of {coming.rows}")
+        return waiter
 
     def claim(self, name: str, batch_size: int, seconds: float = 10.0, *, session: int = 1, **fields: Any) -> Waiter:
         request = pb.ClaimRequest(partition_id=1, consumer="c", batch_size=batch_size, **fields)
@@ -257,6 +260,26 @@ def test_a_put_on_its_way_meets_a_claim_once_and_not_again_if_it_did_not_bring_e
     assert bench.granted == ["claim"]  # nor does anybody overtake it
     bench.ready(1)
     assert bench.granted == ["claim", "claim"]
+
+
+def test_a_claim_that_a_put_on_its_way_meets_alone_is_given_a_preview(bench: Bench) -> None:
+    first = bench.claim("first", 2)
+    bench.claim("second", 2)
+    bench.coming(2)
+    assert (bench.granted, bench.previewed) == (["first"], ["first of 2"])
+    bench.coming(2)  # perhaps the second gets these, perhaps the first gets some: its promise is not kept yet
+    assert bench.granted == ["first"]
+    bench.ready(2)
+    bench.applied(first, 2)
+    bench.ready(1)
+    bench.coming(1)  # half of them are there already
+    assert (bench.granted, bench.previewed) == (["first", "second"], ["first of 2"])
+
+
+def test_a_put_of_more_rows_than_a_claim_waits_for_is_no_preview_of_it(bench: Bench) -> None:
+    bench.claim("half", 2)
+    bench.coming(4)
+    assert (bench.granted, bench.previewed) == (["half"], [])
 
 
 @pytest.mark.parametrize(

@@ -649,7 +649,7 @@ class RegisterRankReply(_message.Message):
     def __init__(self, registered: _Optional[int] = ...) -> None: ...
 
 class ClaimRequest(_message.Message):
-    __slots__ = ("mutation", "partition_id", "consumer", "fields", "batch_size", "sampler", "wait_ms", "abandoned", "where", "max_tokens", "token_field", "topology", "runs")
+    __slots__ = ("mutation", "partition_id", "consumer", "fields", "batch_size", "sampler", "wait_ms", "abandoned", "where", "max_tokens", "token_field", "topology", "runs", "preview")
     MUTATION_FIELD_NUMBER: _ClassVar[int]
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
@@ -663,6 +663,7 @@ class ClaimRequest(_message.Message):
     TOKEN_FIELD_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
+    PREVIEW_FIELD_NUMBER: _ClassVar[int]
     mutation: _common_pb2.Mutation
     partition_id: int
     consumer: str
@@ -676,7 +677,14 @@ class ClaimRequest(_message.Message):
     token_field: str
     topology: Topology
     runs: bool
-    def __init__(self, mutation: _Optional[_Union[_common_pb2.Mutation, _Mapping]] = ..., partition_id: _Optional[int] = ..., consumer: _Optional[str] = ..., fields: _Optional[_Iterable[str]] = ..., batch_size: _Optional[int] = ..., sampler: _Optional[_Union[Sampler, _Mapping]] = ..., wait_ms: _Optional[int] = ..., abandoned: _Optional[bool] = ..., where: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., token_field: _Optional[str] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., runs: _Optional[bool] = ...) -> None: ...
+    preview: bool
+    def __init__(self, mutation: _Optional[_Union[_common_pb2.Mutation, _Mapping]] = ..., partition_id: _Optional[int] = ..., consumer: _Optional[str] = ..., fields: _Optional[_Iterable[str]] = ..., batch_size: _Optional[int] = ..., sampler: _Optional[_Union[Sampler, _Mapping]] = ..., wait_ms: _Optional[int] = ..., abandoned: _Optional[bool] = ..., where: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., token_field: _Optional[str] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., runs: _Optional[bool] = ..., preview: _Optional[bool] = ...) -> None: ...
+
+class Preview(_message.Message):
+    __slots__ = ("block",)
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    block: BlockWrite
+    def __init__(self, block: _Optional[_Union[BlockWrite, _Mapping]] = ...) -> None: ...
 
 class ClaimReply(_message.Message):
     __slots__ = ("claim_id", "lease_ms", "rows", "fields", "step")
