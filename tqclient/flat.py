@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tqclient.codec import ALIGN, Column, Layout, Part, Plan, Records, allocate, measure, read_column
+from tqclient.codec import ALIGN, Column, Layout, Part, Plan, Records, allocate, measure, read_column, share_offsets
 from tqclient.codec.header import Header
 from tqclient.codec.kinds.struct import StructColumn
 from tqclient.errors import CorruptBlock, InvalidArgument
@@ -81,6 +81,7 @@ def unpack(buffer: Any) -> tuple[RowSet, dict[str, Column], Any]:
     if facts["fields"]:
         body, _ = _cut(rest)
         columns = _columns(Layout.open(body), body, copy=False)
+        share_offsets(columns.values())
     return rows, columns, facts["extra"]
 
 

@@ -14,6 +14,7 @@ from tqclient.codec.buffers import allocate
 from tqclient.codec.clips import Clip
 from tqclient.codec.header import ALIGN, FORMAT
 from tqclient.codec.kinds.base import Column
+from tqclient.codec.kinds.ragged import make_jagged, share_offsets
 from tqclient.codec.layout import Layout
 from tqclient.codec.normalise import Records, Shared, normalise
 from tqclient.codec.plan import Plan, measure
@@ -35,8 +36,10 @@ __all__ = [
     "allocate",
     "dumps",
     "loads",
+    "make_jagged",
     "measure",
     "normalise",
     "read_column",
     "same_rows",
+    "share_offsets",
 ]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient.codec import Column, Layout
+from tqclient.codec import Column, Layout, make_jagged
 from tqclient.operations.consumers import ConsumerRef
 from tqclient.operations.effects import Deadline
 from tqclient.operations.read import Holdings, fetch_and_decode
@@ -137,6 +137,7 @@ class ReadAhead:
             holdings,
             self._deadline,
         )
+        make_jagged(columns.values())
         return _Read(block, layout, rows, forms, columns, holdings)
 
     def _path(self, block: pb.BlockWrite) -> Path | None:

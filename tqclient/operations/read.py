@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.arguments import names_of, pack_lookup_keys, row_ids
-from tqclient.codec import Column, Layout, Part, read_column
+from tqclient.codec import Column, Layout, Part, read_column, share_offsets
 from tqclient.codec.clips import Clip, join_clips
 from tqclient.codec.parallel import Later
 from tqclient.errors import CorruptBlock, InvalidArgument, LeaseExpired, SampleNotFound, TQError, Unavailable
@@ -266,6 +266,7 @@ def fetch_and_decode(
             if columns[name].is_view:
                 holdings.checks[name] = partial(_check_views, read, ref, name, rows)
         copies.run()
+        share_offsets(columns.values())
     except BaseException:
         for each in fetched.values():
             each.close()

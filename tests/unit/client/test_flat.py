@@ -19,6 +19,7 @@ from tqclient.operations.read import get
 
 VALUES: dict[str, Any] = {
     "tokens": [torch.arange(3), torch.arange(5)],
+    "weights": [torch.full((3,), 2), torch.full((5,), 2)],
     "mask": [torch.ones(2, 4, dtype=torch.bool), torch.zeros(0, 4, dtype=torch.bool)],
     "dense": torch.tensor([[1.5, 2.5], [3.5, 4.5]], dtype=torch.bfloat16),
     "array": np.arange(6).reshape(2, 3),
@@ -59,6 +60,7 @@ def test_a_batch_comes_out_of_its_buffer_as_it_went_in(service: FakeService, ref
         rows, others = batch.list(field), copy.list(field)
         assert all(same(row, other) for row, other in zip(rows, others, strict=True)), field
     assert copy["tokens"].is_nested
+    assert (copy["tokens"] * copy["weights"]).values().tolist() == [0, 2, 4, 0, 2, 4, 6, 8]
     assert same(copy["dense"], VALUES["dense"])
     for fact in ("ids", "keys", "groups", "tags", "weight_versions", "attempts"):
         assert np.array_equal(getattr(copy, fact), getattr(batch, fact)), fact

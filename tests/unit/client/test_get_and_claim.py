@@ -87,6 +87,27 @@ def test_a_directory_that_was_sent_before_is_remembered_or_asked_for(filled: Fak
     assert filled.count("GetDirectories") == 1
 
 
+@pytest.mark.parametrize("copy", [True, False])
+def test_jagged_tensors_of_equal_lengths_can_be_computed_with(
+    service: FakeService, ref: PartitionRef, copy: bool
+) -> None:
+    """torch does so only for those that have the very same offsets."""
+    values = {
+        "log_probs": [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 5.0])],
+        "mask": [torch.tensor([True, False]), torch.tensor([False, True, True])],
+        "inner": [{"advantages": torch.full((2,), 10.0)}, {"advantages": torch.full((3,), 20.0)}],
+        "others": [torch.ones(3), torch.ones(2)],
+    }
+    ids = service.run(put(service.state, ref, values, RowArguments(), None))
+    batch = BatchData(service.state, do_get(service, ref, ids, copy=copy))
+    product = batch["log_probs"] * batch["mask"] * batch["inner"]["advantages"]
+    assert [row.tolist() for row in product.unbind()] == [[10.0, 0.0], [0.0, 80.0, 100.0]]
+    with pytest.raises(RuntimeError):  # theirs differ
+        batch["log_probs"] * batch["others"]
+    del product
+    batch.close()
+
+
 def test_a_copy_drops_its_pin_with_the_next_call(filled: FakeService, ref: PartitionRef) -> None:
     do_get(filled, ref, [1])
     assert all(fetched.closed for fetched in filled.first.transport.fetched)

@@ -139,6 +139,10 @@ class Column(ABC):
         """
         raise InvalidArgument(f"only a ragged column can be padded; this one is {self.form}")
 
+    def parts(self) -> Iterator[Column]:
+        """This column, or those that it is made of."""
+        yield self
+
     def plain(self) -> Column:
         """The column with memory of its own for each row, where rows share some; else itself."""
         return self

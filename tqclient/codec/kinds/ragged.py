@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -120,6 +120,10 @@ class RaggedColumn(Column):
         self.data = data
         self.counts = counts
         self._shapes = shapes
+        self._offsets: dict[
+            bytes, torch.Tensor
+        ] = {}  # by the bytes of lengths; `share_offsets` makes it that of a batch
+        self._jagged: torch.Tensor | None = None
 
     def values(self) -> Any:
         """All rows' values, [items, *shape]."""
@@ -150,11 +154,17 @@ class RaggedColumn(Column):
             return self.list()
         if self.form.container == "nested":
             return torch.nested.as_nested_tensor(self.list(), layout=torch.strided)
+        self.prepare()
+        return self._jagged
+
+    def prepare(self) -> None:
+        """Makes the jagged tensor that `value` is, if it is one."""
+        if self.form.container != "torch" or self._jagged is not None:
+            return
+        offsets = self._offsets.setdefault(self.counts.tobytes(), torch.from_numpy(self.offsets()))
         # Without the longest row, `to_padded_tensor` would be as wide as all rows together.
         least, most = (int(self.counts.min()), int(self.counts.max())) if self.rows else (0, 0)
-        return torch.nested.nested_tensor_from_jagged(
-            self.values(), torch.from_numpy(self.offsets()), min_seqlen=least, max_seqlen=most
-        )
+        self._jagged = torch.nested.nested_tensor_from_jagged(self.values(), offsets, min_seqlen=least, max_seqlen=most)
 
     def list(self) -> list[Any]:
         values = self.values()
@@ -199,6 +209,24 @@ class RaggedColumn(Column):
             a, b = self.data[mine[row] : mine[row + 1]], other.data[theirs[row] : theirs[row + 1]]
             same[row] = np.array_equal(a, b)
         return same
+
+
+def share_offsets(columns: Iterable[Column]) -> None:
+    """Gives jagged tensors of equal lengths the same offsets: torch adds or multiplies only such as have that."""
+    offsets: dict[bytes, torch.Tensor] = {}
+    for column in _ragged(columns):
+        column._offsets = offsets
+
+
+def make_jagged(columns: Iterable[Column]) -> None:
+    """Makes the jagged tensors of columns now; else they are made when they are first asked for."""
+    for column in _ragged(columns):
+        column.prepare()
+
+
+def _ragged(columns: Iterable[Column]) -> Iterator[RaggedColumn]:
+    for column in columns:
+        yield from (part for part in column.parts() if isinstance(part, RaggedColumn))
 
 
 def from_dense(form: Form, column: DenseColumn) -> Column:

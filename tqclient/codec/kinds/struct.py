@@ -61,6 +61,10 @@ class StructColumn(Column):
         self.columns = columns
         self.is_view = any(column.is_view for column in columns.values())
 
+    def parts(self) -> Iterator[Column]:
+        for column in self.columns.values():
+            yield from column.parts()
+
     @property
     def value(self) -> dict[str, Any]:
         return {key: column.value for key, column in self.columns.items()}
