@@ -13,7 +13,8 @@ grants to make, not as there are calls that wait.
 
 A claim that any samples meet need not wait until the put that brings them has taken effect: it is granted when that put
 goes to the journal, and lies there right behind it, so that one append makes both durable. When the put then brings
-less than it seemed to, the claim's record comes to nothing, and the claim goes back to its place.
+less than it seemed to, the claim's record comes to nothing, and the claim goes back to its place. If it seems to meet
+the claim alone and whole, the claim's caller is given a preview of it.
 
 Puts and permits stand in one line per partition, strictly in order: a large put is not overtaken for ever by small
 ones. While some wait they are let in one at a time, because each changes how much room the next one finds. One that
