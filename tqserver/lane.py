@@ -219,7 +219,8 @@ class Connection(asyncio.Protocol):
         self._send(wire.PREVIEW, body)
 
     def _send(self, status: int, body: bytes) -> None:
-        self._transport.write(wire.REPLY.pack(len(body), status) + body)
+        if not self._transport.is_closing():  # else nobody is there any more, as the call will soon be told
+            self._transport.write(wire.REPLY.pack(len(body), status) + body)
 
     # Its end.
 

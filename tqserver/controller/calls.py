@@ -34,20 +34,22 @@ SendPreview = Callable[[bytes], None]
 
 
 class _Call:
-    def __init__(
-        self, calls: Calls, command: journal_pb2.Command, request: Any, seconds: float, preview: SendPreview | None
-    ) -> None:
+    def __init__(self, calls: Calls, command: journal_pb2.Command, request: Any, seconds: float) -> None:
         self._calls = calls
         self._command = command
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + seconds
         self._waiter = Waiter(request, self._grant, self._refuse)
-        if preview is not None and isinstance(request, pb.ClaimRequest) and request.preview:
-            self._waiter.preview = partial(_preview, preview)
         self.key: RequestKey = (request.mutation.client_id, request.mutation.request)
         self.callers: dict[asyncio.Future[Any], None] = {}
         self.given_up = False
         self.reply: Any = None
+
+    def preview_to(self, send: SendPreview | None) -> None:
+        """A caller joined, who is sent previews if that can be and was asked for; whoever came before may be gone."""
+        request = self._waiter.request
+        if send is not None and isinstance(request, pb.ClaimRequest) and request.preview:
+            self._waiter.preview = partial(_preview, send)
 
     def wait(self) -> None:
         self._calls.waiters.wait(self._waiter, self._deadline - self._loop.time())
@@ -139,8 +141,10 @@ class Calls:
         key = (request.mutation.client_id, request.mutation.request)
         call = self.under_way.get(key)
         if call is not None:
+            call.preview_to(preview)
             return await self._join(call)
-        call = self.under_way[key] = _Call(self, command, request, seconds, preview)
+        call = self.under_way[key] = _Call(self, command, request, seconds)
+        call.preview_to(preview)
         return await self._join(call, call.wait)
 
     async def abandoned(self, request: pb.ClaimRequest) -> Any:

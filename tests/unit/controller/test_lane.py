@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import pytest
+import uvloop
 
 from tests.harness import wait_until
 from tests.unit.controller.test_serving import Servicer
@@ -40,11 +41,20 @@ class Slow(Servicer):
     def __init__(self) -> None:
         super().__init__()
         self.goes_on = asyncio.Event()
+        self.previewed = asyncio.Event()
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:  # noqa: N802
         if request.session == 4:
             self.waits.set()
             await self.goes_on.wait()
+        if request.session == 6:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                await asyncio.sleep(0.05)  # until the socket is closed
+                context.preview(b"to nobody")
+                self.previewed.set()
+                raise
         for size in request.dropped_pins if request.session == 7 else b"":
             context.preview(bytes([size]) * (1 << size))
         return await super().Heartbeat(request, context)
@@ -55,7 +65,7 @@ class Daemon:
 
     def __init__(self, security: Security | None = None) -> None:
         self._security = security or Security()
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()  # as daemons have it
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self.address = "127.0.0.1:0"
@@ -169,6 +179,12 @@ def test_previews_come_ahead_of_the_reply_to_whoever_takes_them(daemon: Daemon, 
         assert run_sync(operation(None), channels).epoch == 5
         assert beat(channels) == 5
         assert daemon.connections == 1
+
+
+def test_a_preview_for_a_caller_who_is_gone_fails_nothing(daemon: Daemon) -> None:
+    with closing(Connection(daemon.found)) as connection, pytest.raises(TimeoutError):
+        connection.call(BEAT, pb.HeartbeatRequest(session=6).SerializeToString(), 0.2)
+    until(daemon.servicer.previewed.is_set)
 
 
 def test_a_reply_that_is_too_large_says_so_and_a_large_request_arrives(daemon: Daemon) -> None:

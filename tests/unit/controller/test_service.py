@@ -29,6 +29,16 @@ class Context:
         return None
 
 
+class Lane(Context):
+    """A call by a way that carries previews."""
+
+    def __init__(self) -> None:
+        self.previews: list[pb.Preview] = []
+
+    def preview(self, body: bytes) -> None:
+        self.previews.append(pb.Preview.FromString(body))
+
+
 class Bench:
     """A service over a core that holds one partition with one sample."""
 
@@ -168,6 +178,38 @@ def test_a_claim_that_waits_is_journaled_with_the_put_that_meets_it(
         claimed = await waiting
         assert unpack_array(claimed.rows.ids, I64, what="ids").tolist() == [3]
         assert groups == ([["commit", "claim"], ["commit"], ["claim"]] if bad else [["commit", "claim"]])
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("claim", "commit", "previewed"),
+    [
+        ({"preview": True}, {}, True),
+        ({}, {}, False),  # its caller did not ask
+        ({"preview": True}, {"keys": ["new"]}, True),
+        ({"preview": True}, {"keys": ["known"], "skip": [1]}, False),  # nothing of the block may come of it
+        ({"preview": True, "fields": ["b"]}, {"fields": ["b"], "ids": [1]}, False),  # other fields may lie elsewhere
+    ],
+)
+def test_the_caller_of_a_claim_is_given_a_preview_of_the_put_that_meets_it(
+    tmp_path: Path, claim: dict[str, Any], commit: dict[str, Any], previewed: bool
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.driver.put(bench.session, bench.part, 1, keys=["known"])
+        for _ in range(2):
+            await bench.service.Claim(bench.claim(), Context())
+        request = bench.claim(wait_ms=10_000, **claim)
+        gone, there, by_grpc = Lane(), Lane(), Context()
+        waiting = [asyncio.create_task(bench.service.Claim(request, caller)) for caller in (gone, there, by_grpc)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        put = bench.commit(**commit)
+        await bench.service.Commit(put, Context())
+        assert (gone.previews, there.previews) == ([], [pb.Preview(block=put.blocks[0])] if previewed else [])
+        waiting[1].cancel()
+        waiting[2].cancel()
+        await asyncio.wait(waiting)
 
     run(tmp_path, scenario)
 
