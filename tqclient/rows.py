@@ -19,6 +19,8 @@ from tqclient.wire.v1 import common_pb2, controller_pb2
 
 ROWS_MAX: Final = MESSAGE_BYTES_MAX // 8
 """Of one reply, each with an id of its own."""
+_FIRST_MAX: Final = 1 << 62
+"""Far above any id or row, and far below where int64 ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class RowSet:
             _keys(rows, count),
             _groups(rows, count),
             _tags(rows, count),
-            np.stack([_versions(rows.version_min, count), _versions(rows.version_max, count)], axis=1),
+            _versions(rows, count),
             _or_filled(rows.attempts, U32, count, rows.attempt),
             {field: runs[field] for field in fields},
             {block.block_id: block for block in rows.blocks},
@@ -99,8 +101,11 @@ def ids_of(message: common_pb2.Rows | controller_pb2.CommitReply, rows: int | No
     """
     if not message.id_runs:
         return unpack_array(message.ids, I64, what="ids", rows=rows).astype(np.int64)
-    runs = unpack_array(message.id_runs, I64, what="id_runs", columns=2).astype(np.int64)
-    ids = _ascending(runs[:, 0], runs[:, 1], what="id_runs")
+    runs = unpack_array(message.id_runs, I64, what="id_runs", columns=2)
+    if len(runs) == 1:
+        ids = _one_run(*runs[0].tolist(), what="id_runs")
+    else:
+        ids = _ascending(runs[:, 0].astype(np.int64), runs[:, 1].astype(np.int64), what="id_runs")
     if rows is not None and len(ids) != rows:
         raise InvalidArgument(f"id_runs: {len(ids)} ids, expected {rows}")
     return ids
@@ -110,11 +115,22 @@ def _ascending(first: NDArray[np.int64], counts: NDArray[np.int64], *, what: str
     """Returns what runs stand for: `counts[i]` numbers that ascend from `first[i]` by one, after each other."""
     rows = int(counts.sum()) if counts.min(initial=0) >= 0 and counts.max(initial=0) <= ROWS_MAX else -1
     if not 0 <= rows <= ROWS_MAX:
-        raise InvalidArgument(f"{what}: runs of {counts[:8].tolist()} rows; expected {ROWS_MAX} in all, at most")
-    if len(first) == 1:
-        return np.arange(int(first[0]), int(first[0]) + rows)
+        raise _too_many(counts[:8].tolist(), what)
     values: NDArray[np.int64] = np.arange(rows) + np.repeat(first - (np.cumsum(counts) - counts), counts)
     return values
+
+
+def _one_run(first: int, count: int, *, what: str) -> NDArray[np.int64]:
+    """The same for one run, which a put is that is claimed whole: few calls, most of which meet cold caches."""
+    if not 0 <= count <= ROWS_MAX:
+        raise _too_many([count], what)
+    if abs(first) > _FIRST_MAX:
+        raise InvalidArgument(f"{what}: a run of {count} rows from {first} on")
+    return np.arange(first, first + count)
+
+
+def _too_many(counts: list[int], what: str) -> InvalidArgument:
+    return InvalidArgument(f"{what}: runs of {counts} rows; expected {ROWS_MAX} in all, at most")
 
 
 # What no row has is not sent: most rows have few of these.
@@ -139,8 +155,10 @@ def _tags(rows: common_pb2.Rows, count: int) -> list[dict[str, Any]] | None:
     return [msgpack.unpackb(tags) if tags else {} for tags in unpack_blobs(rows.tags, what="rows.tags", rows=count)]
 
 
-def _versions(packed: bytes, count: int) -> NDArray[np.int64]:
-    return _or_filled(packed, I64, count, NO_VERSION)
+def _versions(rows: common_pb2.Rows, count: int) -> NDArray[np.int64]:
+    if not rows.version_min and not rows.version_max:
+        return np.full((count, 2), NO_VERSION)
+    return np.stack([_or_filled(each, I64, count, NO_VERSION) for each in (rows.version_min, rows.version_max)], axis=1)
 
 
 def _or_filled(packed: bytes, dtype: np.dtype[Any], count: int, value: int) -> NDArray[np.int64]:
@@ -152,11 +170,16 @@ def _or_filled(packed: bytes, dtype: np.dtype[Any], count: int, value: int) -> N
 def _runs(placement: common_pb2.Placement, count: int) -> list[Run]:
     if placement.runs:
         what = "placement.runs"
-        blocks, first, counts = unpack_array(placement.runs, U64, what=what, columns=3).T
+        runs = unpack_array(placement.runs, U64, what=what, columns=3)
+        if len(runs) == 1:
+            block, start, rows_of_it = runs[0].tolist()
+            rows = _one_run(start, rows_of_it, what=what)
+            _check_count(rows, count, what)
+            return [Run(block, rows)] if count else []
+        blocks, first, counts = runs.T
         counts = counts.astype(np.int64)
         rows = _ascending(first.astype(np.int64), counts, what=what)
-        if len(rows) != count:
-            raise InvalidArgument(f"{what}: {len(rows)} rows, expected {count}")
+        _check_count(rows, count, what)
         starts = np.cumsum(counts) - counts
     else:
         blocks = unpack_array(placement.block, U64, what="placement.block", rows=count)
@@ -168,3 +191,8 @@ def _runs(placement: common_pb2.Placement, count: int) -> list[Run]:
     bounds = [0, *starts[changes].tolist(), count]
     heads = blocks[np.concatenate((np.zeros(1, np.int64), changes))].tolist()
     return [Run(block, rows[a:b]) for block, (a, b) in zip(heads, itertools.pairwise(bounds), strict=True) if a < b]
+
+
+def _check_count(rows: NDArray[np.int64], count: int, what: str) -> None:
+    if len(rows) != count:
+        raise InvalidArgument(f"{what}: {len(rows)} rows, expected {count}")

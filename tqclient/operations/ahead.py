@@ -61,7 +61,9 @@ class _Read:
         block = next(iter(rows.blocks.values()))
         if list(block.extents) != list(self.block.extents) or block.directory not in (b"", self.block.directory):
             return False
-        return all(len(runs) == 1 and np.array_equal(runs[0].rows, _all(self.layout)) for runs in rows.runs.values())
+        # The fields of one put have the same runs, one object for them all.
+        placed = {id(runs): runs for runs in rows.runs.values()}
+        return all(len(runs) == 1 and np.array_equal(runs[0].rows, _all(self.layout)) for runs in placed.values())
 
 
 class ReadAhead:

@@ -89,6 +89,16 @@ def test_runs_that_do_not_fit_are_refused(counts: list[int]) -> None:
         RowSet.from_wire(message, ["a"])
 
 
+@pytest.mark.parametrize("first", [1 << 63, (1 << 64) - 1])
+def test_a_run_where_no_row_can_be_is_refused(first: int) -> None:
+    message = reply([(1, 0, 1, 4)])
+    message.placements[0].ClearField("block")
+    message.placements[0].ClearField("row")
+    message.placements[0].runs = pack_array([(1, first, 4)], U64)
+    with pytest.raises(InvalidArgument, match=rf"placement\.runs: a run of 4 rows from {first} on"):
+        RowSet.from_wire(message, ["a"])
+
+
 def test_ids_that_are_too_many_are_refused() -> None:
     message = common_pb2.Rows(id_runs=np.array([(1, 1 << 40)], "<i8").tobytes())
     with pytest.raises(InvalidArgument, match="id_runs"):
