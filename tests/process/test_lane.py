@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 import tqclient as tq
-from tests.harness import wait_until
+from tests.harness import leaks, wait_until
+from tests.harness.leaks import leaks_nothing
 from tqclient.codec import Column
+from tqclient.lane import Connection
 from tqclient.limits import MIB
 from tqclient.operations.ahead import ReadAhead
 from tqclient.operations.read import Holdings
@@ -122,3 +124,23 @@ def test_a_claim_that_waits_reads_ahead_what_a_lane_previews(
                 part.clear(ids=consumer.claim(put - 4, timeout=30).ids)
     # For the first one, the lane is not found yet, nor the path to the node opened.
     assert taken[1:] == ([True, True, False, False, False, True] if lanes else [False] * 6)
+
+
+def test_connections_that_a_client_keeps_for_its_next_calls_are_not_left_behind(cluster: LocalCluster) -> None:
+    with tq.connect(cluster.address) as client:
+        for _ in range(2):
+            client.describe()
+        lane = client._connection.channels._lanes[cluster.address]
+        with leaks_nothing():
+            taken = [lane.take() for _ in range(3)]
+            for connection in taken:
+                lane.put_back(connection)
+        assert len(lane._idle) == 3
+
+
+def test_a_connection_that_nobody_keeps_is_left_behind(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaks, "GRACE_SECONDS", 0.1)
+    found = lane_of(cluster.address)
+    with pytest.raises(AssertionError, match=r"left behind:\s+descriptor \d+: socket"), leaks_nothing():
+        connection = Connection(found)
+    connection.close()

@@ -327,7 +327,8 @@ def _cuts_over(
     spot = Spot(session, node.address, node.name, node.arena, node.incarnation, asked.partition_id, *how)
     total = sum(map(aligned, lengths))
     small = total < WHOLE_MIN and len(lengths) == 1
-    if small and (cut := state.windows.cut(spot, lengths[0])) is not None:
+    # A path that was opened anew since the window was reserved is told of the session first.
+    if small and transport.admits(session) and (cut := state.windows.cut(spot, lengths[0])) is not None:
         return [cut]
     if state.placement.suspect(node.name):
         yield from probe(node, asked.deadline)

@@ -227,6 +227,10 @@ class NodeTransport(Protocol):
         """
         ...
 
+    def admits(self, session: int) -> bool:
+        """Says whether `session_opened` was told of the session, which was not closed since."""
+        ...
+
     def session_closed(self, session: int) -> None:
         """Ends the session's writes; repeatable.
 

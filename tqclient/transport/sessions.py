@@ -56,6 +56,11 @@ class WriteSessions:
         with self._lock:
             self._close_session(session)
 
+    def is_open(self, session: int) -> bool:
+        """Whether the session may write."""
+        with self._lock:
+            return session in self._writes and session not in self._closing
+
     @contextmanager
     def writing(self, session: int) -> Iterator[None]:
         """Surrounds one write.
@@ -108,6 +113,10 @@ class SessionWriter:
     def session_opened(self, session: int) -> None:
         """See `NodeTransport.session_opened`."""
         self._sessions.open_session(session)
+
+    def admits(self, session: int) -> bool:
+        """See `NodeTransport.admits`."""
+        return self._sessions.is_open(session)
 
     def lend(self, place: Place, *, session: int) -> Lent | None:
         """See `NodeTransport.lend`: without a mapping of the arena there is nothing to lend."""

@@ -109,6 +109,9 @@ class FakeTransport:
     def session_opened(self, session: int) -> None:
         self.sessions.append(session)
 
+    def admits(self, session: int) -> bool:
+        return session in self.sessions
+
     def session_closed(self, session: int) -> None:
         self.sessions = [each for each in self.sessions if each != session]
 
@@ -132,9 +135,8 @@ class FakeTransport:
         assert extent.arena == self.arena
         if self.arena != self._node.node.arena:
             raise SampleNotFound("the ranges lie in no extent of that generation")
-        fetched = FakeFetched(self._node.memory, extent, ranges)
-        self.fetched.append(fetched)
-        return fetched
+        self.fetched.append(FakeFetched(self._node.memory, extent, ranges))
+        return self.fetched[-1]
 
     def close(self) -> None:
         self.closed = True
@@ -316,10 +318,8 @@ class FakeService:
             fault.before()
         if fault is not None and not fault.reply_lost:
             raise fault.error
-        of_controller = effect.target == CONTROLLER
-        reply = self._once(
-            request, getattr(*((self, f"on_{name}") if of_controller else (self.at(effect.target), name)))
-        )
+        handler = getattr(self, f"on_{name}") if effect.target == CONTROLLER else getattr(self.at(effect.target), name)
+        reply = self._once(request, handler)
         if fault is not None:
             raise fault.error
         return reply

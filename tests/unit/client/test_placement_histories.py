@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.client.fakes import FakeService
@@ -128,6 +128,11 @@ class History:
             assert torch.equal(delivery.columns["x"].list()[0], self.rows[each])
 
 
+@example(  # the second node is reached over a path opened anew, with a window that was reserved over the former one
+    paths=("shm", "mooncake", "shm"),
+    replicas=3,
+    steps=[("put", 100, 1), ("turn", 1, "away"), ("put", 20 * KIB, 1), ("turn", 1, "well"), ("put", 100, 1)],
+)
 @given(
     paths=st.tuples(*[st.sampled_from(["shm", "grpc", "mooncake"])] * 3),
     replicas=st.integers(1, 3),
