@@ -102,17 +102,17 @@ def ids_of(message: common_pb2.Rows | controller_pb2.CommitReply, rows: int | No
     if not message.id_runs:
         return unpack_array(message.ids, I64, what="ids", rows=rows).astype(np.int64)
     runs = unpack_array(message.id_runs, I64, what="id_runs", columns=2)
-    if len(runs) == 1:
-        ids = _one_run(*runs[0].tolist(), what="id_runs")
-    else:
-        ids = _ascending(runs[:, 0].astype(np.int64), runs[:, 1].astype(np.int64), what="id_runs")
+    ids = _ascending(runs[:, 0], runs[:, 1], what="id_runs")
     if rows is not None and len(ids) != rows:
         raise InvalidArgument(f"id_runs: {len(ids)} ids, expected {rows}")
     return ids
 
 
-def _ascending(first: NDArray[np.int64], counts: NDArray[np.int64], *, what: str) -> NDArray[np.int64]:
+def _ascending(first: NDArray[Any], counts: NDArray[Any], *, what: str) -> NDArray[np.int64]:
     """Returns what runs stand for: `counts[i]` numbers that ascend from `first[i]` by one, after each other."""
+    if len(first) == 1:
+        return _one_run(int(first[0]), int(counts[0]), what=what)
+    first, counts = first.astype(np.int64), counts.astype(np.int64)
     rows = int(counts.sum()) if counts.min(initial=0) >= 0 and counts.max(initial=0) <= ROWS_MAX else -1
     if not 0 <= rows <= ROWS_MAX:
         raise _too_many(counts[:8].tolist(), what)
@@ -171,15 +171,13 @@ def _runs(placement: common_pb2.Placement, count: int) -> list[Run]:
     if placement.runs:
         what = "placement.runs"
         runs = unpack_array(placement.runs, U64, what=what, columns=3)
-        if len(runs) == 1:
-            block, start, rows_of_it = runs[0].tolist()
-            rows = _one_run(start, rows_of_it, what=what)
-            _check_count(rows, count, what)
-            return [Run(block, rows)] if count else []
         blocks, first, counts = runs.T
+        rows = _ascending(first, counts, what=what)
+        if len(rows) != count:
+            raise InvalidArgument(f"{what}: {len(rows)} rows, expected {count}")
+        if len(runs) == 1:
+            return [Run(int(blocks[0]), rows)] if count else []
         counts = counts.astype(np.int64)
-        rows = _ascending(first.astype(np.int64), counts, what=what)
-        _check_count(rows, count, what)
         starts = np.cumsum(counts) - counts
     else:
         blocks = unpack_array(placement.block, U64, what="placement.block", rows=count)
@@ -191,8 +189,3 @@ def _runs(placement: common_pb2.Placement, count: int) -> list[Run]:
     bounds = [0, *starts[changes].tolist(), count]
     heads = blocks[np.concatenate((np.zeros(1, np.int64), changes))].tolist()
     return [Run(block, rows[a:b]) for block, (a, b) in zip(heads, itertools.pairwise(bounds), strict=True) if a < b]
-
-
-def _check_count(rows: NDArray[np.int64], count: int, what: str) -> None:
-    if len(rows) != count:
-        raise InvalidArgument(f"{what}: {len(rows)} rows, expected {count}")

@@ -19,8 +19,8 @@ from tqclient.codec.header import ALIGN
 from tqclient.limits import KIB, MIB
 
 JOIN_BYTES: Final = MIB
-"""Neighbouring rows are joined in runs of so many bytes: from shorter ones on, threads wait for one another's turns at
-the interpreter's lock for longer than they copy."""
+"""Neighbouring rows are joined in runs of so many bytes: with shorter ones, threads wait longer for one another's turns
+at the interpreter's lock than they copy."""
 CAT_ITEMS_MAX: Final = 32_767
 """From 32,768 elements on, torch.cat leaves its one tight loop over all inputs, and many threads copy a single one."""
 TEXT_PIECE_BYTES: Final = 64 * KIB
@@ -140,7 +140,8 @@ def _runs(bounds: Sequence[int], row_bytes_max: int) -> list[tuple[int, int]]:
     for before, row in itertools.pairwise([-1, *large, rows]):
         first = before + 1
         found += [(first + low, first + high) for low, high in batches(bounds[first : row + 1], JOIN_BYTES)]
-        found += [(row, row + 1)] if row < rows else []
+        if row < rows:
+            found.append((row, row + 1))
     return found
 
 

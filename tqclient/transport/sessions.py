@@ -59,7 +59,10 @@ class WriteSessions:
     def is_open(self, session: int) -> bool:
         """Whether the session may write."""
         with self._lock:
-            return session in self._writes and session not in self._closing
+            return self._is_open(session)
+
+    def _is_open(self, session: int) -> bool:
+        return session in self._writes and session not in self._closing
 
     @contextmanager
     def writing(self, session: int) -> Iterator[None]:
@@ -69,7 +72,7 @@ class WriteSessions:
             LeaseExpired: the session is not open.
         """
         with self._lock:
-            if session not in self._writes or session in self._closing:
+            if not self._is_open(session):
                 raise LeaseExpired(f"session {session} is not open for writing")
             self._writes[session] += 1
         try:

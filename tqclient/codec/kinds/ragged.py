@@ -120,9 +120,7 @@ class RaggedColumn(Column):
         self.data = data
         self.counts = counts
         self._shapes = shapes
-        self._offsets: dict[
-            bytes, torch.Tensor
-        ] = {}  # by the bytes of lengths; `share_offsets` makes it that of a batch
+        self._offsets: dict[bytes, torch.Tensor] = {}  # by the bytes of lengths; see `share_offsets`
         self._jagged: torch.Tensor | None = None
 
     def values(self) -> Any:
@@ -161,7 +159,10 @@ class RaggedColumn(Column):
         """Makes the jagged tensor that `value` is, if it is one."""
         if self.form.container != "torch" or self._jagged is not None:
             return
-        offsets = self._offsets.setdefault(self.counts.tobytes(), torch.from_numpy(self.offsets()))
+        lengths = self.counts.tobytes()
+        offsets = self._offsets.get(lengths)
+        if offsets is None:
+            offsets = self._offsets.setdefault(lengths, torch.from_numpy(self.offsets()))
         # Without the longest row, `to_padded_tensor` would be as wide as all rows together.
         least, most = (int(self.counts.min()), int(self.counts.max())) if self.rows else (0, 0)
         self._jagged = torch.nested.nested_tensor_from_jagged(self.values(), offsets, min_seqlen=least, max_seqlen=most)
