@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.harness import Supervisor
+from tests.harness.journals import LOG, end_of
 from tests.process.controller_daemon import Client, Controller
 from tqclient import errors
 from tqclient.wire.v1 import controller_pb2 as pb
 
 COMMANDS = 24
-LOG = "journal.db-wal"
 DATABASE = "journal.db"
 REFUSED_STATUS = 1
 
@@ -81,12 +81,12 @@ def _names(client: Client) -> list[str]:
 
 def test_a_journal_that_was_cut_anywhere_serves_a_clean_prefix_and_goes_on(killed: _Wreck, seed: int) -> None:
     rng = random.Random(seed)
-    log = killed.files[LOG]
+    log, end = killed.files[LOG], end_of(killed.files[LOG])
     everything = [f"p{number:02d}" for number in range(COMMANDS)]
-    # One place in each fifth of the log, the last byte, and none at all.
-    cuts = [rng.randrange(len(log) * fifth // 5, len(log) * (fifth + 1) // 5) for fifth in range(5)]
+    # One place in each fifth of the log, its last byte, none of it, and none of the room behind it either.
+    cuts = [rng.randrange(end * fifth // 5, end * (fifth + 1) // 5) for fifth in range(5)]
     kept = []
-    for length in [*cuts, len(log) - 1, len(log)]:
+    for length in [*cuts, end - 1, end, len(log)]:
         daemon = killed.with_file(LOG, log[:length])
         daemon.start()
         client = daemon.client()
@@ -104,13 +104,13 @@ def test_a_journal_that_was_cut_anywhere_serves_a_clean_prefix_and_goes_on(kille
         daemon.close()
     assert kept == sorted(kept)
     assert kept[0] < kept[3] < COMMANDS
-    assert kept[-2:] == [COMMANDS - 1, COMMANDS]
+    assert kept[-3:] == [COMMANDS - 1, COMMANDS, COMMANDS]
 
 
 def test_a_bit_that_flips_amid_the_journal_is_refused_by_file_and_sequence(killed: _Wreck, seed: int) -> None:
     rng = random.Random(seed)
-    log = killed.files[LOG]
-    for half in (range(len(log) // 10, len(log) // 2), range(len(log) // 2, len(log) * 8 // 10)):
+    log, end = killed.files[LOG], end_of(killed.files[LOG])
+    for half in (range(end // 10, end // 2), range(end // 2, end * 8 // 10)):
         bit = rng.choice(half) * 8 + rng.randrange(8)
         daemon = killed.with_file(LOG, _flipped(log, bit))
         assert daemon.spawn().wait(timeout=20) == REFUSED_STATUS, f"bit {bit}"

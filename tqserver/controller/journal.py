@@ -17,7 +17,7 @@ import sqlite3
 import struct
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final, NoReturn, Protocol
 
@@ -278,6 +278,8 @@ class SqliteJournal:
             self._refuse(self._path, "its tables are not those of a journal")
         # A clean slate: frames of an earlier life would make the next scan ambiguous.
         self._execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (page_bytes,) = self._execute("PRAGMA page_size").fetchone()
+        self._room = wal.Room(self._path.with_name(DATABASE_NAME + "-wal"), page_bytes)
         self._execute("PRAGMA temp_store = MEMORY")
         self._execute(_TAIL_FOLLOWS)
         marks = {name: (sequence, mark) for name, sequence, mark in self._execute("SELECT * FROM marks")}
@@ -413,8 +415,11 @@ class SqliteJournal:
         failpoints.hit(failpoints.AFTER_COMMIT)
         self._sequence, self._chain = last, mark
         self._unsaved_bytes += len(packed)
+        self._room.written(len(packed))
         if self._unsaved_bytes >= CHECKPOINT_BYTES:
             self._checkpoint()
+        with suppress(StorageFull), _disk("laying out room for the journal"):
+            self._room.lay_out()
         return first
 
     def _checkpoint(self) -> bool:
@@ -429,6 +434,7 @@ class SqliteJournal:
         except StorageFull as error:
             _log.warning("the write-ahead log grows until the disk has room again", error=str(error))
             return False
+        self._room.emptied()
         return True
 
     def write_snapshot(self, sequence: int, state: bytes) -> None:

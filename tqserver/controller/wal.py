@@ -1,4 +1,4 @@
-"""Reads SQLite's write-ahead log for damage that SQLite itself passes over in silence.
+"""SQLite's write-ahead log: read for damage that SQLite itself passes over in silence, and laid out ahead of its end.
 
 SQLite takes the log up to the first frame that does not verify, and drops the rest. That is right for a torn tail: the
 process died inside its last commit. It is wrong for a bit that flipped further up: commits that were acknowledged would
@@ -7,11 +7,16 @@ https://www.sqlite.org/fileformat2.html.
 
 Each frame's checksum continues the one before it, so with the stored checksum of its predecessor every frame can be
 verified by itself, and all of them at once.
+
+Room ahead of the log's end is laid out in zeros: a commit that makes the file longer has the file system write its own
+journal before it is durable, one over bytes that the file has does not. Zeros are no frames, to SQLite and to the scan.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +27,13 @@ FRAME_HEADER_BYTES: Final = 24
 _MAGIC: Final = 0x377F0682  # the lowest bit says that checksums run over big-endian words
 _VERSION: Final = 3007000
 _PAGE_BYTES: Final = tuple(1 << bits for bits in range(9, 17))
+ROOM_STEP_BYTES: Final = 1 << 20
+"""Laid out at one time: 2 ms."""
+ROOM_AHEAD_BYTES: Final = 256 << 10
+"""Left when more is laid out."""
+_PAGES_BESIDE: Final = 3
+"""That a commit of one row writes, at most, beside those that the row fills: the leaf that names them, the marks, and
+a node above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +104,8 @@ def scan(log: bytes) -> WalScan:
         words = np.frombuffer(log, dtype=order, count=6).astype(np.uint32).reshape(1, -1)
         if np.array_equal(_checksum(words, np.zeros((1, 2), dtype=np.uint32))[0], header[6:8]):
             return _scan_frames(log, header, page_bytes, order)
-    if len(log) == HEADER_BYTES or not any(log):
-        return WalScan(0)  # nothing behind it, or never written: a crash left a file of zeros
+    if len(log) == HEADER_BYTES or log.count(0) == len(log):
+        return WalScan(0)  # nothing behind it, or never written: a file of zeros
     return WalScan(0, "its header does not verify, so SQLite would drop everything in it")
 
 
@@ -121,3 +133,49 @@ def _scan_frames(log: bytes, header: NDArray[np.uint32], page_bytes: int, order:
             f"frame {end + 1} (at byte {offset}) does not verify, but {len(behind)} finished commits lie behind it",
         )
     return WalScan(committed)
+
+
+class Room:
+    """The bytes of a log that are laid out ahead of its end.
+
+    Where the log ends is reckoned, not known; whatever is laid out lies behind the end of the file, and so of the log.
+
+    Args:
+        path: of the `-wal` file of a database that this process alone has open.
+        page_bytes: of the database.
+
+    Attributes:
+        used_bytes: of the log, about; never much less.
+    """
+
+    def __init__(self, path: Path, page_bytes: int) -> None:
+        self._path = path
+        self._page_bytes = page_bytes
+        self._size_bytes = 0
+        self.used_bytes = HEADER_BYTES
+
+    def emptied(self) -> None:
+        """A checkpoint cut the log off."""
+        self._size_bytes, self.used_bytes = 0, HEADER_BYTES
+
+    def written(self, row_bytes: int) -> None:
+        """A row of so many bytes was committed."""
+        pages = -(-row_bytes // (self._page_bytes - 4)) + _PAGES_BESIDE  # each page of a long row names the next one
+        self.used_bytes += pages * (FRAME_HEADER_BYTES + self._page_bytes)
+
+    def lay_out(self) -> None:
+        """Makes room where little is left.
+
+        Raises:
+            OSError: the disk has none, or fails. The log is what it was.
+        """
+        if self.used_bytes + ROOM_AHEAD_BYTES <= self._size_bytes:
+            return
+        log = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            end = os.fstat(log).st_size
+            written = os.pwrite(log, bytes(ROOM_STEP_BYTES), end)
+            os.fdatasync(log)
+        finally:
+            os.close(log)
+        self._size_bytes = end + written

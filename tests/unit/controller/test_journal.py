@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.journals import LOG, end_of
 from tqclient.errors import StorageFull, TQError
 from tqserver import failpoints
 from tqserver.controller import journal as module
+from tqserver.controller import wal
 from tqserver.controller.journal import JournalDamaged, JournalFailed, JournalLocked, SqliteJournal
 from tqserver.failpoints import Failpoints
 
@@ -123,11 +126,12 @@ class Damage:
         return read(self._copy)
 
     def flips(self, name: str, count: int, seed: int) -> Iterator[tuple[int, bytes]]:
-        """Yields (bit, the file with that bit flipped)."""
+        """Yields (bit, the file with that bit flipped); of the log, without the room behind it."""
         rng = random.Random(seed)
         data = self.files[name]
+        size = end_of(data) if name == LOG else len(data)
         for _ in range(count):
-            bit = rng.randrange(len(data) * 8)
+            bit = rng.randrange(size * 8)
             flipped = bytearray(data)
             flipped[bit // 8] ^= 1 << bit % 8
             yield bit, bytes(flipped)
@@ -135,11 +139,10 @@ class Damage:
 
 def test_a_log_cut_anywhere_opens_with_an_exact_prefix(tmp_path: Path) -> None:
     damage = Damage(tmp_path, checkpointed=False)
-    name = "journal.db-wal"
-    log = damage.files[name]
+    log = damage.files[LOG]
     lengths = set()
-    for length in [*range(0, len(log), 1499), len(log)]:
-        found = damage.read(name, log[:length])
+    for length in [*range(0, end_of(log), 1499), end_of(log), len(log)]:
+        found = damage.read(LOG, log[:length])
         assert not isinstance(found, TQError), f"cut at {length}: {found}"
         start, records = found
         assert start == damage.snapshot
@@ -162,7 +165,7 @@ def test_a_cut_of_what_was_synced_long_ago_is_refused(tmp_path: Path, name: str)
 
 @pytest.mark.parametrize(
     ("name", "checkpointed", "count"),
-    [("journal.db-wal", False, 200), ("journal.db", True, 300), ("journal.db", False, 60), ("snapshot", True, 60)],
+    [(LOG, False, 200), ("journal.db", True, 300), ("journal.db", False, 60), ("snapshot", True, 60)],
 )
 def test_a_flipped_bit_never_loses_a_record_in_silence(
     tmp_path: Path, seed: int, name: str, checkpointed: bool, count: int
@@ -181,7 +184,7 @@ def test_a_flipped_bit_never_loses_a_record_in_silence(
         assert records == damage.records[: len(records)], f"bit {bit}"
         lost = len(damage.records) - len(records)
         # Only a flip within the very last commit looks like a torn one.
-        assert lost == 0 or (lost == damage.last_group and name == "journal.db-wal"), f"bit {bit} lost {lost}"
+        assert lost == 0 or (lost == damage.last_group and name == LOG), f"bit {bit} lost {lost}"
     assert refused or name == "journal.db"  # most of its pages are superseded by the log
 
 
@@ -199,9 +202,9 @@ def test_data_loss_that_was_accepted_cuts_the_journal_and_goes_on(tmp_path: Path
         journal.append([b"%d" % number * 3000])
     shutil.copytree(tmp_path / "whole", directory)  # as a kill would leave it
     journal.close()
-    log = bytearray((directory / "journal.db-wal").read_bytes())
-    log[len(log) // 2] ^= 1
-    (directory / "journal.db-wal").write_bytes(log)
+    log = bytearray((directory / LOG).read_bytes())
+    log[end_of(log) // 2] ^= 1
+    (directory / LOG).write_bytes(log)
     refused = read(directory)
     assert isinstance(refused, JournalDamaged)
     assert "journal.db-wal" in str(refused)
@@ -267,8 +270,70 @@ def test_the_log_is_checkpointed_before_it_grows_without_bound(tmp_path: Path, m
     journal = SqliteJournal(tmp_path / "data")
     for _ in range(200):
         journal.append([bytes(4096)])
-    assert (tmp_path / "data" / "journal.db-wal").stat().st_size < 512 << 10
+    assert (tmp_path / "data" / LOG).stat().st_size < (512 << 10) + wal.ROOM_STEP_BYTES  # 2.4 MB were written
     journal.close()
+
+
+def test_commits_write_over_room_that_was_laid_out(tmp_path: Path, seed: int) -> None:
+    journal = SqliteJournal(tmp_path / "data")
+    rng = random.Random(seed)
+    records = [rng.randbytes(int(2 ** rng.uniform(0, 17))) for _ in range(100)]
+    journal.append([records[0]])
+    steps = 0
+    for record in records[1:]:
+        before = (tmp_path / "data" / LOG).stat().st_size
+        journal.append([record])
+        log = (tmp_path / "data" / LOG).read_bytes()
+        assert end_of(log) <= journal._room.used_bytes <= before
+        assert len(log) in (before, before + wal.ROOM_STEP_BYTES)
+        steps += len(log) > before
+    assert steps == len(log) // wal.ROOM_STEP_BYTES - 1 > 0
+    assert journal._room.used_bytes < 1.5 * end_of(log)  # it lays out about what it needs
+    shutil.copytree(tmp_path / "data", tmp_path / "killed")
+    journal.close()
+    assert read(tmp_path / "killed") == (0, records)
+
+
+def test_room_begins_anew_behind_a_checkpoint_and_where_a_long_record_went_beyond_it(tmp_path: Path) -> None:
+    journal = SqliteJournal(tmp_path / "data")
+    records = [bytes(100), os.urandom(3 << 20), bytes(100)]
+    for record in records:
+        journal.append([record])
+        assert (tmp_path / "data" / LOG).stat().st_size >= journal._room.used_bytes + wal.ROOM_AHEAD_BYTES
+    assert journal._checkpoint()
+    assert (tmp_path / "data" / LOG).stat().st_size == 0
+    journal.append([b"behind"])
+    assert (tmp_path / "data" / LOG).stat().st_size < 2 * wal.ROOM_STEP_BYTES
+    shutil.copytree(tmp_path / "data", tmp_path / "killed")
+    journal.close()
+    assert read(tmp_path / "killed") == (0, [*records, b"behind"])
+
+
+def test_a_disk_without_room_to_lay_out_takes_commits_while_it_can(
+    journal: SqliteJournal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tqserver.controller.wal.os.pwrite", full)
+        assert journal.append([b"a"]) == 1
+        assert journal.append([b"b"]) == 2
+    shutil.copytree(tmp_path / "data", tmp_path / "killed")
+    assert read(tmp_path / "killed") == (0, [b"a", b"b"])
+    assert journal.append([b"c"]) == 3
+    assert (tmp_path / "data" / LOG).stat().st_size > wal.ROOM_STEP_BYTES
+
+
+def test_a_disk_that_fails_under_the_room_fails_under_the_journal(
+    journal: SqliteJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("tqserver.controller.wal.os.pwrite", failing)
+    with pytest.raises(JournalFailed, match="laying out room"):
+        journal.append([b"a"])
 
 
 def failed(directory: Path) -> list[int]:
