@@ -10,7 +10,7 @@ from tqclient.errors import InvalidArgument, LeaseExpired, SampleNotFound
 from tqclient.wire.packing import U64, pack_blobs, unpack_array
 from tqclient.wire.v1 import common_pb2
 from tqserver.controller.core import Core
-from tqserver.controller.runs import blocks_of
+from tqserver.controller.core.runs import blocks_of
 
 SENT_PER_SESSION_MAX: Final = 16_384
 """Blocks that a session is known to have been sent; a client should cache about as many."""

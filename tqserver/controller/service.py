@@ -21,7 +21,6 @@ from tqserver.controller.directories import Directories
 from tqserver.controller.journal import Journal
 from tqserver.controller.links import Links
 from tqserver.controller.pipeline import Pipeline
-from tqserver.controller.runs import shorten, shorten_ids
 from tqserver.controller.waiters import Waiters
 from tqserver.controller.watches import Watches
 
@@ -174,8 +173,6 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
 
     async def Commit(self, request: pb.CommitRequest, context: Any) -> pb.CommitReply:
         reply: pb.CommitReply = await self._wait("commit", request, context)
-        if request.runs:
-            shorten_ids(reply)
         return reply
 
     async def AcquirePermit(self, request: pb.AcquirePermitRequest, context: Any) -> Any:
@@ -198,8 +195,6 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
 
     async def Claim(self, request: pb.ClaimRequest, context: Any) -> pb.ClaimReply:
         reply: pb.ClaimReply = await self._wait("claim", request, context)
-        if request.runs:
-            shorten(reply.rows)
         self._directories.fill_in(request.mutation.session, reply.rows)
         if reply.ByteSize() > limits.MESSAGE_BYTES_MAX:  # it will be refused: nobody will hold this claim
             self._calls.orphan((request.mutation.client_id, request.mutation.request), reply)
@@ -238,8 +233,6 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         # A repeat takes the pin of the try before it, whose reply nobody got.
         self._pipeline.dispatch(self._core.drop_pins(request.session, [*pins, request.pin], now))
         reply = self._core.locate(request, now)
-        if request.runs:
-            shorten(reply.rows)
         self._directories.fill_in(request.session, reply.rows)
         return reply
 

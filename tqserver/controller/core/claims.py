@@ -110,7 +110,7 @@ def claim(state: State, request: pb.ClaimRequest, now: float, out: Effects) -> p
     if wanted.limiter is not None:
         out.append(effects.RoomChanged(partition.partition_id))
     reply = pb.ClaimReply(claim_id=granted.claim_id, lease_ms=granted.lease_ms)
-    write_rows(reply.rows, partition.samples, slots, fields, attempts)
+    write_rows(reply.rows, partition.samples, slots, fields, attempts, runs=request.runs)
     partition.write_fields(reply.fields, fields)
     return reply
 

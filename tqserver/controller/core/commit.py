@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from tqclient import limits as wire_limits
 from tqclient.errors import DuplicateKey, InvalidArgument, LeaseExpired, Sealed
 from tqclient.schema import join
-from tqclient.wire.packing import I64, pack_array
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver.controller.core import admission, changes, effects, validate
 from tqserver.controller.core.blocks import BlockRecord, sealed_effects
 from tqserver.controller.core.partition import Partition
+from tqserver.controller.core.runs import write_ids
 from tqserver.controller.core.samples import LENGTH_UNKNOWN, Slots, compact_index
 from tqserver.controller.core.state import Effects, State
 
@@ -70,7 +70,8 @@ def commit(state: State, request: pb.CommitRequest, now: float, out: Effects) ->
     out.append(effects.ReadinessChanged(partition.partition_id))
     if partition.live_versions is not None and len(rows) > len(new_rows):
         out.append(effects.RoomChanged(partition.partition_id))  # a version may have gone
-    reply = pb.CommitReply(ids=pack_array(partition.samples.ids[plan.slots], I64))
+    reply = pb.CommitReply()
+    write_ids(reply, partition.samples.ids[plan.slots], runs=request.runs)
     partition.write_fields(reply.fields)
     return reply
 

@@ -377,7 +377,7 @@ class Core:
         pin = request.pin or state.epoch * limits.PIN_CHOSEN_MAX + state.last_pin
         session.pins[pin] = block_ids
         reply = controller_pb2.LocateReply(pin=pin)
-        write_rows(reply.rows, partition.samples, slots, fields)
+        write_rows(reply.rows, partition.samples, slots, fields, runs=request.runs)
         partition.write_fields(reply.fields, fields)
         return reply
 

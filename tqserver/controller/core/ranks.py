@@ -13,6 +13,7 @@ from tqserver.controller.core import effects, limits, validate
 from tqserver.controller.core.consumer import CONSUMED, DEAD, Consumer
 from tqserver.controller.core.partition import Partition
 from tqserver.controller.core.rows import blocks_of, write_rows
+from tqserver.controller.core.runs import shorten
 from tqserver.controller.core.samplers import SeqlenBalanced
 from tqserver.controller.core.samples import Slots
 from tqserver.controller.core.sessions import Claim, Membership
@@ -200,6 +201,8 @@ def claim(state: State, wanted: Wanted, now: float, out: Effects) -> pb.ClaimRep
     replica.positions[topology.member] = share.step + 1
     reply = pb.ClaimReply(claim_id=granted.claim_id, lease_ms=granted.lease_ms, step=share.step)
     reply.rows.ParseFromString(share.rows)
+    if request.runs:
+        shorten(reply.rows)
     partition.write_fields(reply.fields, share.fields)
     return reply
 
@@ -226,7 +229,7 @@ def _deliver(state: State, partition: Partition, consumer: Consumer, share: Shar
     share.blocks = blocks_of(partition.samples, slots, share.fields)
     state.blocks.claim(share.blocks)
     rows = common_pb2.Rows()
-    write_rows(rows, partition.samples, slots, share.fields, consumer.attempts[slots])
+    write_rows(rows, partition.samples, slots, share.fields, consumer.attempts[slots], runs=False)
     share.rows = rows.SerializeToString(deterministic=True)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient.wire.packing import I64, U32, U64, pack_array, pack_blobs
+from tqclient.wire.packing import I64, pack_array, pack_blobs
 from tqclient.wire.v1 import common_pb2
+from tqserver.controller.core.runs import write_attempts, write_ids, write_place
 from tqserver.controller.core.samples import Column, SampleTable, Slots, compact_index
 
 
@@ -19,6 +20,8 @@ def write_rows(
     slots: Slots,
     fields: tuple[str, ...],
     attempts: NDArray[Any] | None = None,
+    *,
+    runs: bool,
 ) -> None:
     """Writes down samples with their placements; `blocks` is left empty.
 
@@ -28,10 +31,11 @@ def write_rows(
         slots: int64 [rows], in delivery order.
         fields: all of them written for all rows.
         attempts: deliveries by row, for a claim.
+        runs: the caller reads runs.
     """
     where = compact_index(slots)
-    rows.ids = pack_array(samples.ids[where], I64)
-    _place(rows, samples, where, fields)
+    write_ids(rows, samples.ids[where], runs=runs)
+    _place(rows, samples, where, fields, runs=runs)
     keys = samples.keys_of(slots)
     if any(keys):
         rows.keys.CopyFrom(pack_blobs([key.encode() for key in keys]))
@@ -46,10 +50,12 @@ def write_rows(
     if any(tags):
         rows.tags.CopyFrom(pack_blobs(tags))
     if attempts is not None:
-        rows.attempts = pack_array(attempts, U32)
+        write_attempts(rows, attempts, runs=runs)
 
 
-def _place(rows: common_pb2.Rows, samples: SampleTable, where: Slots | slice, fields: tuple[str, ...]) -> None:
+def _place(
+    rows: common_pb2.Rows, samples: SampleTable, where: Slots | slice, fields: tuple[str, ...], *, runs: bool
+) -> None:
     # Fields of one put have the same block and row for every sample: they share a placement.
     shared: dict[tuple[int, ...], list[tuple[Column, list[str]]]] = {}
     for name in fields:
@@ -64,8 +70,7 @@ def _place(rows: common_pb2.Rows, samples: SampleTable, where: Slots | slice, fi
         else:
             alike.append((column, [name]))
     for column, names in itertools.chain.from_iterable(shared.values()):
-        packed = pack_array(column.block[where], U64), pack_array(column.row[where], U32)
-        rows.placements.add(fields=names, block=packed[0], row=packed[1])
+        write_place(rows.placements.add(fields=names), column.block[where], column.row[where], runs=runs)
 
 
 def blocks_of(samples: SampleTable, slots: Slots, fields: tuple[str, ...]) -> list[int]:

@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.model.driver import Driver, unpack
 from tqclient.errors import InvalidArgument
 from tqclient.rows import ROWS_MAX, RowSet, ids_of
-from tqclient.wire.packing import I64, U32, U64, pack_array
-from tqclient.wire.v1 import common_pb2, controller_pb2
-from tqserver.controller.runs import ROWS_PER_RUN_MIN, blocks_of, shorten, shorten_ids
+from tqclient.wire.packing import I64, U32, U64, pack_array, unpack_array
+from tqclient.wire.v1 import common_pb2
+from tqclient.wire.v1 import controller_pb2 as pb
+from tqserver.controller.core.runs import ROWS_PER_RUN_MIN, blocks_of, shorten, write_ids
 
 Piece = tuple[int, int, int, int]
 """Block, first row, first id, how many."""
@@ -52,9 +54,6 @@ def test_what_is_read_is_the_same(pieces: list[Piece], data: st.DataObject) -> N
     shorten(short)
     assert as_read(short) == as_read(message)
     assert {*blocks_of(short.placements[0])} == {*blocks_of(message.placements[0])}
-    again = copied(short)
-    shorten(again)
-    assert again == short
     assert short.ByteSize() <= message.ByteSize()
 
 
@@ -107,9 +106,59 @@ def test_ids_that_are_too_many_are_refused() -> None:
 
 @pytest.mark.parametrize("ids", [[], [5], list(range(7, 90)), [1, 2, 3] * 20, list(range(20, 0, -1))])
 def test_the_ids_of_a_put_are_the_same(ids: list[int]) -> None:
-    reply = controller_pb2.CommitReply(ids=pack_array(ids, I64))
-    shorten_ids(reply)
+    reply = pb.CommitReply()
+    write_ids(reply, np.array(ids, dtype=np.int64), runs=True)
     assert ids_of(reply, len(ids)).tolist() == ids
     assert bool(reply.id_runs) == (len(ids) > 80)
     with pytest.raises(InvalidArgument, match="ids"):
         ids_of(reply, len(ids) + 1)
+
+
+def test_a_claim_is_answered_in_runs_to_who_reads_them_and_in_full_to_others(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    ids = driver.put(session, p, 40)
+    short = driver.claim(session, p, 40, runs=True)
+    assert_short(short.rows, ids, attempt=1)
+    driver.settle(session, short.claim_id, ack=False)
+    assert_full(driver.claim(session, p, 40).rows, ids, attempt=2)
+
+
+def test_members_of_a_rank_are_each_answered_as_they_read(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    ids = driver.put(session, p, 40)
+    first, second = (
+        pb.Topology(dp=1, tp=2, pp=1, cp=1, ep=1, members=2, member=member, world_rank=member) for member in (0, 1)
+    )
+    assert_short(driver.claim(session, p, 40, runs=True, topology=first).rows, ids, attempt=1)
+    assert_full(driver.claim(driver.open(), p, 40, topology=second).rows, ids, attempt=1)
+
+
+def assert_short(rows: common_pb2.Rows, ids: list[int], *, attempt: int) -> None:
+    assert not rows.ids
+    assert not rows.attempts
+    assert not rows.placements[0].block
+    read = RowSet.from_wire(rows, ["a"])
+    assert read.ids.tolist() == ids
+    assert read.attempts.tolist() == [attempt] * len(ids)
+    assert [run.rows.tolist() for run in read.runs["a"]] == [list(range(len(ids)))]
+
+
+def assert_full(rows: common_pb2.Rows, ids: list[int], *, attempt: int) -> None:
+    assert unpack(rows.ids) == ids
+    assert unpack_array(rows.attempts, U32, what="attempts").tolist() == [attempt] * len(ids)
+    assert unpack_array(rows.placements[0].row, U32, what="row").tolist() == list(range(len(ids)))
+    assert not rows.id_runs
+    assert not rows.attempt
+    assert not rows.placements[0].runs
+
+
+def test_a_put_is_answered_in_runs_to_who_reads_them(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    request = driver.commit(p, 40)
+    request.runs = True
+    short = driver.ok("commit", request, session=session)
+    assert not short.ids
+    assert ids_of(short, 40).tolist() == list(range(1, 41))
+    full = driver.ok("commit", driver.commit(p, 40), session=session)
+    assert unpack(full.ids) == list(range(41, 81))
+    assert not full.id_runs
