@@ -60,24 +60,42 @@ class Checksums:
     def __init__(self, stream: NDArray[np.uint8], unit: int) -> None:
         self.stream = stream
         self.unit = unit
-        self._digests: list[int | None] = [None] * unit_count(stream.size, unit)
+        count = unit_count(stream.size, unit)
+        self._digests = np.empty(count, np.dtype("<u8"))
+        self._hashed = bytearray(count)
 
     def hash(self, start: int, stop: int) -> None:
         """Hashes the units that lie wholly within [start, stop), which has just been written."""
-        stream, unit, digests = self.stream, self.unit, self._digests
-        first = -(-start // unit)
-        last = len(digests) if stop == stream.size else stop // unit
-        for index in range(first, last):
-            digests[index] = _digest(stream[index * unit : (index + 1) * unit])
+        first = -(-start // self.unit)
+        last = len(self._digests) if stop == self.stream.size else stop // self.unit
+        if first < last:
+            self._digests[first:last] = digests(self.stream[first * self.unit : last * self.unit], self.unit)
+            self._hashed[first:last] = b"\1" * (last - first)
 
     def finish(self) -> NDArray[np.uint64]:
         """Hashes the units that no single write covered, and returns all checksums, uint64 [units]."""
-        stream, unit = self.stream, self.unit
-        digests = [
-            _digest(stream[index * unit : (index + 1) * unit]) if digest is None else digest
-            for index, digest in enumerate(self._digests)
-        ]
-        return np.array(digests, np.dtype("<u8"))
+        index = self._hashed.find(0)
+        while index >= 0:
+            self._digests[index] = _digest(self.stream[index * self.unit : (index + 1) * self.unit])
+            index = self._hashed.find(0, index + 1)
+        return self._digests
+
+
+def digests(data: NDArray[np.uint8], unit: int) -> NDArray[np.uint64]:
+    """Returns the checksums of a run of units, uint64 [units].
+
+    Args:
+        data: uint8, contiguous; only its last unit may be a short one.
+        unit: bytes.
+    """
+    if data.size <= unit:
+        return np.array([_digest(data)] if data.size else [], np.dtype("<u8"))
+    whole = data.size // unit
+    found = np.empty(unit_count(data.size, unit), np.dtype("<u8"))
+    found[:whole] = np.fromiter(map(_digest, data[: whole * unit].reshape(whole, unit)), np.uint64, whole)
+    if whole < len(found):
+        found[whole] = _digest(data[whole * unit :])
+    return found
 
 
 def first_mismatch(data: NDArray[np.uint8], unit: int, expected: NDArray[np.uint64]) -> int | None:
@@ -91,12 +109,8 @@ def first_mismatch(data: NDArray[np.uint8], unit: int, expected: NDArray[np.uint
     Returns:
         The index within `data` of the first unit that differs, or None.
     """
-    position = 0
-    for index, checksum in enumerate(expected.tolist()):
-        if _digest(data[position : position + unit]) != checksum:
-            return index
-        position += unit
-    return None
+    different = np.flatnonzero(digests(data, unit) != expected)
+    return int(different[0]) if different.size else None
 
 
 def first_mismatch_at(
