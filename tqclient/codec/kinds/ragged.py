@@ -6,10 +6,11 @@ larger rows may vary in each dimension; then a second stream holds each row's sh
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -165,7 +166,7 @@ class RaggedColumn(Column):
             offsets = self._offsets.setdefault(lengths, torch.from_numpy(self.offsets()))
         # Without the longest row, `to_padded_tensor` would be as wide as all rows together.
         least, most = (int(self.counts.min()), int(self.counts.max())) if self.rows else (0, 0)
-        self._jagged = torch.nested.nested_tensor_from_jagged(self.values(), offsets, min_seqlen=least, max_seqlen=most)
+        self._jagged = _constructor()(self.values(), offsets, least, most)
 
     def list(self) -> list[Any]:
         values = self.values()
@@ -210,6 +211,26 @@ class RaggedColumn(Column):
             a, b = self.data[mine[row] : mine[row + 1]], other.data[theirs[row] : theirs[row + 1]]
             same[row] = np.array_equal(a, b)
         return same
+
+
+@functools.cache
+def _constructor() -> Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]:
+    """Returns what makes a jagged tensor of values [items, ...], offsets int64 [rows + 1], shortest and longest row.
+
+    It is the constructor that makes what torch's own operations return, and what it unpickles: by the public function,
+    whose result is a view, it is called through two dispatches, which take three times as long as the rest.
+    """
+    try:
+        from torch.nested._internal.nested_tensor import NestedTensor, _store_val_in_tensor
+    except ImportError:  # of a later torch: these names are not public
+        return lambda values, offsets, least, most: torch.nested.nested_tensor_from_jagged(
+            values, offsets, min_seqlen=least, max_seqlen=most
+        )
+    return lambda values, offsets, least, most: NestedTensor(
+        values,
+        offsets,
+        _metadata_cache={"min_seqlen": _store_val_in_tensor(least), "max_seqlen": _store_val_in_tensor(most)},
+    )
 
 
 def share_offsets(columns: Iterable[Column]) -> None:
