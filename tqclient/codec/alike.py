@@ -20,7 +20,7 @@ SMALL_ROW_BYTES: Final = 256
 """Rows of up to so many bytes in the mean are joined while they are looked at: less than a tensor takes by itself."""
 
 _dtype, _layout, _is_meta = attrgetter("dtype"), attrgetter("layout"), attrgetter("is_meta")
-_dimensions, _shape = attrgetter("ndim"), attrgetter("shape")
+_shape = attrgetter("shape")
 
 
 def tensor_lengths(rows: Sequence[torch.Tensor]) -> NDArray[np.int64] | None:
@@ -42,12 +42,13 @@ def array_lengths(rows: Sequence[NDArray[Any]]) -> NDArray[np.int64] | None:
 
 
 def _lengths(rows: Sequence[Any]) -> NDArray[np.int64] | None:
-    dimensions = rows[0].ndim
-    if set(map(_dimensions, rows)) != {dimensions}:
+    found = list(map(_shape, rows))
+    dimensions = len(found[0])
+    if set(map(len, found)) != {dimensions}:
         return None
     if not dimensions:
         return np.zeros(len(rows), np.int64)
-    sizes = np.fromiter(chain.from_iterable(map(_shape, rows)), np.int64, len(rows) * dimensions)
+    sizes = np.fromiter(chain.from_iterable(found), np.int64, len(rows) * dimensions)
     shapes = sizes.reshape(len(rows), dimensions)
     lengths: NDArray[np.int64] = shapes[:, 0].copy()
     return lengths if dimensions == 1 or (shapes[:, 1:] == shapes[0, 1:]).all() else None

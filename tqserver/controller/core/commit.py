@@ -20,6 +20,7 @@ from tqserver.controller.core.samples import LENGTH_UNKNOWN, Slots, compact_inde
 from tqserver.controller.core.state import Effects, State
 
 T = TypeVar("T")
+N = TypeVar("N", bound=np.generic)
 
 
 @dataclass(slots=True)
@@ -27,17 +28,30 @@ class _Plan:
     """Which row goes where.
 
     Attributes:
-        slots: int64 [rows]: of samples that exist; -1: a new sample.
-        written: bool [rows]: false where the sample that exists is left as it is.
+        slots: int64 [rows]: of samples that exist; -1: a new sample, until it is made.
+        written: bool [rows]: false where the sample that exists is left as it is; None: it is nowhere.
+        new_rows: int64 [new samples]: rows that become samples.
     """
 
     slots: NDArray[np.int64]
-    written: NDArray[np.bool_]
+    written: NDArray[np.bool_] | None
+    new_rows: NDArray[np.int64]
 
     @property
-    def new_rows(self) -> NDArray[np.int64]:
-        """Rows that become samples."""
-        return np.flatnonzero(self.slots < 0)
+    def all_new(self) -> bool:
+        """Whether every row becomes a sample, as a rule: then their slots follow each other."""
+        return len(self.new_rows) == len(self.slots)
+
+    def of_written(self, values: NDArray[N]) -> NDArray[N]:
+        """Returns the values, [rows], of the rows that are written."""
+        return values if self.written is None else values[self.written]
+
+    @property
+    def where(self) -> Slots | slice:
+        """What selects the samples that are written, in the order of their rows; once the new ones are made."""
+        if self.all_new:
+            return slice(int(self.slots[0]), int(self.slots[-1]) + 1)
+        return compact_index(self.of_written(self.slots))
 
 
 def commit(state: State, request: pb.CommitRequest, now: float, out: Effects) -> pb.CommitReply:
@@ -48,7 +62,7 @@ def commit(state: State, request: pb.CommitRequest, now: float, out: Effects) ->
     plan = _plan(partition, put)
     _check_columns(partition, put, plan)
     _check_extents(state, partition, put)
-    rows = np.flatnonzero(plan.written)
+    rows = plan.of_written(np.arange(put.rows))
     tags = None if put.tags is None else partition.samples.merged_tags(plan.slots[rows], put.tags, rows)
     new_rows = plan.new_rows
     if len(new_rows) and partition.sealed:
@@ -58,15 +72,15 @@ def commit(state: State, request: pb.CommitRequest, now: float, out: Effects) ->
         lacks = admission.demand(partition, _incoming(partition, put, plan, permitted=permit is not None)).lacks
         if lacks:
             raise admission.held_back(partition, lacks)
-    _append(state, partition, put, plan, new_rows)
+    _append(state, partition, put, plan)
     admission.put(state, partition, len(new_rows), permit)
     _describe(partition, put, plan.slots[rows], rows, tags)
     if put.groups is not None and len(rows) > len(new_rows):
         for consumer in partition.everyone():
             consumer.forget_groups()
     _write(state, partition, put, plan, now, out)
-    _note_changes(partition, put, plan, new_rows)
-    _refresh(partition, plan, new_rows)
+    _note_changes(partition, put, plan)
+    _refresh(partition, plan)
     out.append(effects.ReadinessChanged(partition.partition_id))
     if partition.live_versions is not None and len(rows) > len(new_rows):
         out.append(effects.RoomChanged(partition.partition_id))  # a version may have gone
@@ -80,20 +94,21 @@ def _incoming(partition: Partition, put: validate.Commit, plan: _Plan, *, permit
     versions = None
     if put.versions is not None and partition.live_versions is not None:
         replace = put.ids is None or put.upsert
-        versions = admission.versions_after(partition, plan.slots, put.versions[1], plan.written, replace=replace)
+        written = np.ones(put.rows, dtype=np.bool_) if plan.written is None else plan.written
+        versions = admission.versions_after(partition, plan.slots, put.versions[1], written, replace=replace)
     return admission.Incoming(len(plan.new_rows), put.size_bytes, permitted, plan.slots, versions)
 
 
 def _plan(partition: Partition, put: validate.Commit) -> _Plan:
-    everything = np.ones(put.rows, dtype=np.bool_)
     if put.ids is not None:
-        return _Plan(partition.find(put.ids), everything)
+        return _Plan(partition.find(put.ids), None, np.empty(0, dtype=np.int64))
     if put.keys is None:
-        return _Plan(np.full(put.rows, -1, dtype=np.int64), everything)
+        return _Plan(np.full(put.rows, -1, dtype=np.int64), None, np.arange(put.rows))
     slots = partition.samples.find_keys(put.keys)
     # A sample that was cleared after the client compared it is put anew: its row is in the block all the same.
-    left = np.zeros(put.rows, dtype=np.bool_) if put.skip is None else put.skip & (slots >= 0)
-    clashing = np.flatnonzero((slots >= 0) & ~left)
+    written = None if put.skip is None else ~(put.skip & (slots >= 0))
+    exists = slots >= 0
+    clashing = np.flatnonzero(exists if written is None else exists & written)
     if len(clashing) and not put.upsert:
         listed = clashing[: wire_limits.ERROR_IDS_MAX]
         raise DuplicateKey(
@@ -102,7 +117,7 @@ def _plan(partition: Partition, put: validate.Commit) -> _Plan:
             rows=listed.tolist(),
             existing_ids=partition.samples.ids[slots[listed]].tolist(),
         )
-    return _Plan(slots, ~left)
+    return _Plan(slots, written, np.flatnonzero(~exists))
 
 
 def _check_columns(partition: Partition, put: validate.Commit, plan: _Plan) -> None:
@@ -149,8 +164,9 @@ def _check_extents(state: State, partition: Partition, put: validate.Commit) -> 
     state.blocks.windows.check(extents)
 
 
-def _append(state: State, partition: Partition, put: validate.Commit, plan: _Plan, new_rows: NDArray[np.int64]) -> None:
+def _append(state: State, partition: Partition, put: validate.Commit, plan: _Plan) -> None:
     """Makes the new samples, without fields, and fills in their slots in the plan."""
+    new_rows = plan.new_rows
     count = len(new_rows)
     if count:
         partition.reserve(count)
@@ -203,8 +219,8 @@ def _write(state: State, partition: Partition, put: validate.Commit, plan: _Plan
             samples.add_column(name, form, form_bytes)
     rows_of_blocks = np.array([block.rows for block in put.blocks], dtype=np.int64)
     ends = np.cumsum(rows_of_blocks)
-    index = np.repeat(np.arange(len(put.blocks)), rows_of_blocks)[plan.written]
-    row_in_block = (np.arange(put.rows) - np.repeat(ends - rows_of_blocks, rows_of_blocks))[plan.written]
+    index = plan.of_written(np.repeat(np.arange(len(put.blocks)), rows_of_blocks))
+    row_in_block = plan.of_written(np.arange(put.rows) - np.repeat(ends - rows_of_blocks, rows_of_blocks))
     references = np.bincount(index, minlength=len(put.blocks)) * len(put.fields)
     records = [
         BlockRecord(state.next_block + i, partition.partition_id, block.rows, block.extents, block.directory, count)
@@ -215,9 +231,9 @@ def _write(state: State, partition: Partition, put: validate.Commit, plan: _Plan
         partition.size_bytes += record.size_bytes
     block_ids = index.astype(np.uint64) + np.uint64(state.next_block)
     state.next_block += len(records)
-    slots = compact_index(plan.slots[plan.written])
-    _set_lengths(partition, put, slots, plan.written)
-    replaced = [samples.write(name, slots, block_ids, row_in_block) for name in put.fields]
+    where = plan.where
+    _set_lengths(partition, put, where, plan)
+    replaced = [samples.write(name, where, block_ids, row_in_block) for name in put.fields]
     out += sealed_effects(records)
     emptied = state.blocks.drop_references(np.concatenate(replaced))
     # A block of which every row was skipped is sealed and freed in one go.
@@ -227,35 +243,31 @@ def _write(state: State, partition: Partition, put: validate.Commit, plan: _Plan
         out.append(effects.RoomChanged(partition.partition_id))
 
 
-def _set_lengths(partition: Partition, put: validate.Commit, slots: Slots | slice, written: NDArray[np.bool_]) -> None:
+def _set_lengths(partition: Partition, put: validate.Commit, slots: Slots | slice, plan: _Plan) -> None:
     samples = partition.samples
     for field, (form, _) in put.fields.items():
         dense = dict(validate.dense_lengths(field, form))
         for path in validate.ragged_paths(field, samples.columns[field].form):
             if path in put.lengths:
-                samples.set_lengths(path, slots, put.lengths[path][written])
+                samples.set_lengths(path, slots, plan.of_written(put.lengths[path]))
             elif path in dense:  # rows of one tensor joined a jagged column
                 samples.set_lengths(path, slots, dense[path])
             elif path in samples.lengths:
                 samples.set_lengths(path, slots, LENGTH_UNKNOWN)
 
 
-def _note_changes(partition: Partition, put: validate.Commit, plan: _Plan, new_rows: NDArray[np.int64]) -> None:
-    is_new = np.zeros(put.rows, dtype=np.bool_)
-    is_new[new_rows] = True
-    for added, chosen in ((True, is_new), (False, plan.written & ~is_new)):
-        slots = plan.slots[chosen]
+def _note_changes(partition: Partition, put: validate.Commit, plan: _Plan) -> None:
+    replaced = np.ones(put.rows, dtype=np.bool_) if plan.written is None else plan.written.copy()
+    replaced[plan.new_rows] = False
+    for added, slots in ((True, plan.slots[plan.new_rows]), (False, plan.slots[replaced])):
         if len(slots):
             partition.changes.add(*changes.written(partition.samples, slots, put.fields, added=added))
 
 
-def _refresh(partition: Partition, plan: _Plan, new_rows: NDArray[np.int64]) -> None:
-    slots = plan.slots[plan.written]
-    # All rows are new as a rule, and then their slots are a range.
-    contiguous = len(new_rows) == len(plan.slots)
-    where = slice(int(slots[0]), int(slots[-1]) + 1) if contiguous else slots
+def _refresh(partition: Partition, plan: _Plan) -> None:
+    where = plan.where
     for consumer in partition.everyone():
         consumer.refresh(where)
-    if len(new_rows):
-        partition.drop_late(plan.slots[new_rows])
-    partition.apply_staleness(slots)
+    if len(plan.new_rows):
+        partition.drop_late(plan.slots[plan.new_rows])
+    partition.apply_staleness(plan.of_written(plan.slots))
