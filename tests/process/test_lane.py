@@ -84,21 +84,27 @@ def test_an_asyncio_client_calls_by_the_lanes_too(cluster: LocalCluster) -> None
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("copy", [True, False])
-@pytest.mark.parametrize("lanes", [True, False])
-def test_a_claim_that_waits_reads_ahead_what_a_lane_previews(
-    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, lanes: bool, copy: bool
-) -> None:
-    monkeypatch.setattr("tqclient.lane.ENABLED", lanes)
-    taken: list[bool] = []
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether what was read ahead became the batch, claim by claim."""
+    found: list[bool] = []
     take = ReadAhead.take
 
     def noted(ahead: ReadAhead, rows: RowSet, holdings: Holdings) -> dict[str, Column] | None:
         columns = take(ahead, rows, holdings)
-        taken.append(columns is not None)
+        found.append(columns is not None)
         return columns
 
     monkeypatch.setattr(ReadAhead, "take", noted)
+    return found
+
+
+@pytest.mark.parametrize("copy", [True, False])
+@pytest.mark.parametrize("lanes", [True, False])
+def test_a_claim_that_waits_reads_ahead_what_a_lane_previews(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, taken: list[bool], lanes: bool, copy: bool
+) -> None:
+    monkeypatch.setattr("tqclient.lane.ENABLED", lanes)
     with (
         tq.connect(cluster.address) as client,
         tq.connect(cluster.address) as other,
@@ -124,6 +130,21 @@ def test_a_claim_that_waits_reads_ahead_what_a_lane_previews(
                 part.clear(ids=consumer.claim(put - 4, timeout=30).ids)
     # For the first one, the lane is not found yet, nor the path to the node opened.
     assert taken[1:] == ([True, True, False, False, False, True] if lanes else [False] * 6)
+
+
+def test_a_claim_that_need_not_wait_reads_ahead_too(cluster: LocalCluster, taken: list[bool]) -> None:
+    with tq.connect(cluster.address) as client:
+        part = client.create_partition("p", consumers=["c"])
+        consumer = part.consumer("c")
+        for number, (put, batch) in enumerate([(4, 4), (4, 4), (8, 4), (0, 4), (4, 4)]):
+            values = np.arange(put * 20_000).reshape(put, 20_000) + number
+            if put:
+                part.put({"values": values})
+            with consumer.claim(batch, timeout=30) as claimed:
+                if put:
+                    assert np.array_equal(claimed["values"], values[:batch])
+    # The first one opens the path to the node; the third and fourth are halves of a block.
+    assert taken[1:] == [True, False, False, True]
 
 
 def test_connections_that_a_client_keeps_for_its_next_calls_are_not_left_behind(cluster: LocalCluster) -> None:

@@ -1,9 +1,9 @@
-"""Reading ahead: a claim that waits for a put reads its block while the controller makes both durable.
+"""Reading ahead: a claim reads its block while the controller makes it durable, with the put that it waited for.
 
-The controller previews such a put (`Preview`) when it sends it to the journal. What is read then is handed out only if
-the reply to the claim names the very same bytes; else it is dropped, and everything is read as if there had been no
-preview. So a preview, or what goes wrong while it is read, costs time at worst. Only blocks in mapped memory are read
-ahead: that needs no call to anybody.
+The controller tells of the block (`Preview`) when it sends the claim to the journal. What is read then is handed out
+only if the reply to the claim names the very same bytes; else it is dropped, and everything is read as if there had
+been no preview. So a preview, or what goes wrong while it is read, costs time at worst. Only blocks in mapped memory
+are read ahead: that needs no call to anybody.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -49,7 +50,18 @@ class _Call:
         """A caller joined, who is sent previews if that can be and was asked for; whoever came before may be gone."""
         request = self._waiter.request
         if send is not None and isinstance(request, pb.ClaimRequest) and request.preview:
-            self._waiter.preview = partial(_preview, send)
+            self._waiter.preview = partial(self._preview, send)
+
+    def _preview(self, send: SendPreview, coming: pb.CommitRequest | None) -> None:
+        """Tells a claim that was granted of the block that it will find, if that is all of one block and no more."""
+        block = None
+        if coming is None:
+            with suppress(TQError):  # the reply will tell
+                block = self._calls.pipeline.core.foretell(self._waiter.request)
+        elif len(coming.blocks) == 1 and not coming.ids and not coming.skip:
+            block = coming.blocks[0]
+        if block is not None:
+            send(pb.Preview(block=block).SerializeToString())
 
     def wait(self) -> None:
         self._calls.waiters.wait(self._waiter, self._deadline - self._loop.time())
@@ -101,12 +113,6 @@ class _Call:
             self._calls.under_way.pop(self.key, None)
         else:
             self._orphan()  # if it was answered already; what is still on its way is looked at when it is applied
-
-
-def _preview(send: SendPreview, coming: pb.CommitRequest) -> None:
-    """Tells a claim that was granted for a put of the block that it will find, if it is one of new samples."""
-    if len(coming.blocks) == 1 and not coming.ids and not coming.skip:
-        send(pb.Preview(block=coming.blocks[0]).SerializeToString())
 
 
 class Calls:

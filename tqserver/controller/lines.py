@@ -103,9 +103,10 @@ class Waiter:
     Attributes:
         choice: of a claim that stands in its line: what decides which samples are ready for it.
         countable: of such a claim: any `batch_size` ready samples meet it.
-        foreseen: of such a claim: it was granted once already for a put that was on its way, ...
-        alone: ... whose rows, all of them, are what it seems to meet.
-        preview: called with that put.
+        foreseen: of such a claim: it was granted once already for a put that was on its way.
+        alone: of such a claim that is granted: nothing is promised to others; of one that is foreseen, too: the rows of
+            that put, all of them, are what it seems to meet.
+        preview: called when it is granted alone: with the put that it was foreseen for, or None.
     """
 
     _tickets = count(1)
@@ -120,7 +121,7 @@ class Waiter:
         self.countable = False
         self.foreseen = False
         self.alone = False
-        self.preview: Callable[[pb.CommitRequest], None] = lambda _: None
+        self.preview: Callable[[pb.CommitRequest | None], None] = lambda _: None
         self.promised = 0
         self.cancel_deadline: Callable[[], object] = lambda: None
 
@@ -266,6 +267,7 @@ class ClaimLine(Line):
 
     def _verdict(self, waiter: Waiter, counts: dict[Any, int]) -> Readiness:
         request = waiter.request
+        waiter.alone = waiter.countable and not self.promised
         if waiter.choice not in counts:
             counts[waiter.choice] = self._gauge.ready_count(request)
         if not self.promised:

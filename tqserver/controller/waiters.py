@@ -104,11 +104,7 @@ class Waiters:
         """A put went to the journal: grants the claims that it seems to meet, for their records to follow its own."""
         coming = Coming.of(request)
         for line in list(self._claims.get(request.partition_id, {}).values()):
-            served = line.serve(coming=coming)
-            self._answer(line, served)
-            for waiter, error in served:
-                if error is None and waiter.alone:
-                    waiter.preview(request)
+            self._answer(line, line.serve(coming=coming), request)
 
     def session_ended(self) -> None:
         """Whoever waits for a session that is gone is refused, and holds up nobody: `serve` looks at all lines."""
@@ -146,11 +142,13 @@ class Waiters:
             line, _ = self._dirty.popitem()
             self._answer(line, line.serve())
 
-    def _answer(self, line: Line, served: Served) -> None:
+    def _answer(self, line: Line, served: Served, coming: pb.CommitRequest | None = None) -> None:
         for waiter, error in served:
             waiter.cancel_deadline()
             if error is None:
                 waiter.grant()
+                if waiter.alone:
+                    waiter.preview(coming)
             else:
                 waiter.refuse(error)
                 self._drop_if_idle(waiter, line)

@@ -214,6 +214,38 @@ def test_the_caller_of_a_claim_is_given_a_preview_of_the_put_that_meets_it(
     run(tmp_path, scenario)
 
 
+@pytest.mark.parametrize(
+    ("rows", "batch", "previewed"),
+    [
+        ([4], 4, True),
+        ([4, 4], 4, True),
+        ([4], 2, False),  # half of it
+        ([2, 2], 4, False),  # two blocks
+    ],
+)
+def test_the_caller_of_a_claim_is_given_a_preview_of_a_block_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[int], batch: int, previewed: bool
+) -> None:
+    monkeypatch.setattr("tqserver.controller.core.limits.FORETOLD_BYTES_MIN", 1)
+
+    async def scenario(bench: Bench) -> None:
+        await bench.service.Claim(bench.claim(), Context())  # the one that is there
+        puts = [bench.driver.commit(bench.part, count) for count in rows]
+        for put in puts:
+            bench.driver.ok("commit", put, session=bench.session)
+        caller = Lane()
+        request = bench.claim(preview=True)
+        request.batch_size = batch
+        reply = await bench.service.Claim(request, caller)
+        assert len(unpack_array(reply.rows.ids, I64, what="ids")) == batch
+        assert caller.previews == ([pb.Preview(block=puts[0].blocks[0])] if previewed else [])
+        again = Lane()
+        assert (await bench.service.Claim(request, again)).claim_id == reply.claim_id
+        assert again.previews == []
+
+    run(tmp_path, scenario)
+
+
 def test_directories_are_sent_once_to_a_session_and_nothing_is_kept_of_one_that_has_ended() -> None:
     driver = Driver()
     session, other = driver.open(), driver.open(2)

@@ -103,7 +103,7 @@ class Bench:
 
     def _waiter(self, name: str, request: Any) -> Waiter:
         waiter = Waiter(request, lambda: self.granted.append(name), lambda error: self.refused.__setitem__(name, error))
-        waiter.preview = lambda coming: self.previewed.append(f"{name} of {coming.rows}")
+        waiter.preview = lambda coming: self.previewed.append(f"{name} of {coming.rows if coming else 'what is there'}")
         return waiter
 
     def claim(self, name: str, batch_size: int, seconds: float = 10.0, *, session: int = 1, **fields: Any) -> Waiter:
@@ -280,6 +280,13 @@ def test_a_put_of_more_rows_than_a_claim_waits_for_is_no_preview_of_it(bench: Be
     bench.claim("half", 2)
     bench.coming(4)
     assert (bench.granted, bench.previewed) == (["half"], [])
+
+
+def test_a_claim_that_is_met_at_once_alone_is_given_a_preview_of_what_is_there(bench: Bench) -> None:
+    bench.ready(3)
+    bench.claim("first", 2)
+    bench.claim("second", 1)  # which one it gets is not known before the first has its own
+    assert (bench.granted, bench.previewed) == (["first", "second"], ["first of what is there"])
 
 
 @pytest.mark.parametrize(

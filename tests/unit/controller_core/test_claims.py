@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.model.driver import Driver, ids, unpack
+from tests.model.driver import BLOCK_BYTES, Driver, claim_request, client_id, ids, unpack
 from tqclient import limits
 from tqclient.errors import (
     ClaimTimeout,
@@ -280,3 +280,39 @@ def test_more_field_sets_than_views_are_still_right(driver: Driver, session: int
     assert all(driver.core.ready_count(_request(driver, session, p, 1, fields=[name])) == 1 for name in names)
     driver.settle(session, claim.claim_id, ack=False)
     driver.core.check_invariants()
+
+
+def test_a_block_that_a_claim_will_be_granted_whole_and_in_order_is_foretold(
+    driver: Driver, session: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_limits, "FORETOLD_BYTES_MIN", BLOCK_BYTES)
+    p = driver.partition(session)
+    put = driver.commit(p, 4, ["a", "b"])
+    first = unpack(driver.ok("commit", put, session=session).ids)
+
+    def foretold(batch: int, **options: Any) -> pb.BlockWrite | None:
+        request = claim_request(p, batch, **options)
+        request.mutation.client_id, request.mutation.session = client_id(1), session
+        return driver.core.foretell(request)
+
+    assert foretold(4) == foretold(4, fields=["b"]) == put.blocks[0]
+    assert foretold(3) is None  # not all of it
+    assert foretold(5) is None  # it has to wait
+    assert foretold(4, sampler="lifo") is None  # in another order
+    before = driver.core.snapshot()
+    assert foretold(4) is not None
+    assert driver.core.snapshot() == before
+    monkeypatch.setattr(core_limits, "FORETOLD_BYTES_MIN", BLOCK_BYTES + 1)
+    assert foretold(4) is None
+    monkeypatch.setattr(core_limits, "FORETOLD_BYTES_MIN", BLOCK_BYTES)
+    driver.ok("commit", driver.commit(p, 4, ["b"], ids=first, upsert=True), session=session)
+    assert foretold(4) is None  # its fields lie in two blocks
+    assert foretold(4, fields=["a"]) == put.blocks[0]
+    driver.claim(session, p, 1)
+    driver.put(session, p, 1, ["a", "b"])
+    assert foretold(4, fields=["a"]) is None  # three rows of it, and one of another
+
+
+def test_nothing_is_foretold_of_a_partition_that_is_gone(driver: Driver, session: int) -> None:
+    with pytest.raises(PartitionNotFound):
+        driver.core.foretell(_request(driver, session, 77, 1))

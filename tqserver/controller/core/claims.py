@@ -9,13 +9,14 @@ import numpy as np
 from tqclient import limits as wire_limits
 from tqclient.errors import InvalidArgument, SampleNotFound
 from tqclient.wire.packing import I64, pack_array
+from tqclient.wire.v1 import common_pb2, journal_pb2
 from tqclient.wire.v1 import controller_pb2 as pb
-from tqclient.wire.v1 import journal_pb2
-from tqserver.controller.core import effects, ranks, validate
+from tqserver.controller.core import effects, limits, ranks, validate
 from tqserver.controller.core.consumer import CONSUMED, DEAD
 from tqserver.controller.core.retire import check_not_retired
 from tqserver.controller.core.rows import blocks_of, write_rows
 from tqserver.controller.core.samplers import Custom, sampler_of
+from tqserver.controller.core.samples import compact_index
 from tqserver.controller.core.sessions import Claim
 from tqserver.controller.core.state import Effects, State
 from tqserver.controller.core.wanted import Wanted
@@ -62,6 +63,28 @@ def choice(state: State, request: pb.ClaimRequest) -> bytes:
     wanted = Wanted.of(state, request)
     slots = wanted.choose()
     return b"" if slots is None else pack_array(wanted.partition.samples.ids[slots], I64)
+
+
+def foretell(state: State, request: pb.ClaimRequest) -> pb.BlockWrite | None:
+    """Returns the block that a claim would be granted now, if it is all of one, in its order."""
+    partition = state.partition(request.partition_id)
+    samples = partition.samples
+    if partition.size_bytes * request.batch_size < limits.FORETOLD_BYTES_MIN * samples.live:
+        return None  # small claims are many: this is all that they pay
+    wanted = Wanted.of(state, request)
+    fields = wanted.fields or tuple(samples.columns)
+    slots = wanted.choose()
+    if slots is None or not fields:
+        return None
+    record = state.blocks.get(int(samples.columns[fields[0]].block[slots[0]]))
+    if record is None or record.rows != len(slots) or record.size_bytes < limits.FORETOLD_BYTES_MIN:
+        return None
+    where, rows = compact_index(slots), np.arange(record.rows)
+    columns = [samples.columns[name] for name in fields]
+    if not all((each.block[where] == record.block_id).all() and (each.row[where] == rows).all() for each in columns):
+        return None
+    extents = [common_pb2.Extent(**extent._asdict()) for extent in record.extents]
+    return pb.BlockWrite(extents=extents, directory=record.directory, rows=record.rows)
 
 
 def countable(state: State, request: pb.ClaimRequest) -> bool:

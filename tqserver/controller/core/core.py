@@ -267,6 +267,13 @@ class Core:
         if command.HasField("claim"):
             command.chosen_ids = claims.choice(self._state, command.claim)
 
+    def foretell(self, request: controller_pb2.ClaimRequest) -> controller_pb2.BlockWrite | None:
+        """Returns the block of which a claim would be granted all rows now, in their order; None: it is another answer.
+
+        Smaller blocks than `limits.FORETOLD_BYTES_MIN` are not looked for. Raises as `readiness`.
+        """
+        return claims.foretell(self._state, request)
+
     def countable(self, request: controller_pb2.ClaimRequest) -> bool:
         """Says whether any `batch_size` ready samples meet a claim, which `check` let pass."""
         return claims.countable(self._state, request)

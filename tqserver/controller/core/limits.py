@@ -67,6 +67,8 @@ LEASE_DEFAULT_MS: Final = 10_000
 LEASE_MIN_MS: Final = 50
 LEASE_MAX_MS: Final = 24 * 3600 * 1000
 
+FORETOLD_BYTES_MIN: Final = 64 << 10
+"""Of a block that a claim is told of ahead of its reply: reading less takes less than the telling."""
 ROWS_FIRST: Final = 256
 """Rows that a partition's first arrays hold; they grow by doubling."""
 COMPACT_ROWS_MIN: Final = 1_024
