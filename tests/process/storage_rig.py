@@ -141,6 +141,10 @@ class Rig(AbstractContextManager["Rig"]):
     def describe(self) -> storage_pb2.DescribeNodeReply:
         return self.stub.DescribeNode(storage_pb2.DescribeNodeRequest(), timeout=5)
 
+    def wait_populated(self) -> None:
+        """Waits until the whole arena has its pages; before, each `describe` tells of more of them."""
+        wait_for(lambda: (node := self.describe()).prefaulted_bytes == node.capacity_bytes)
+
     def used(self) -> tuple[int, int, int]:
         """Returns sealed, reserved and quarantined bytes."""
         reply = self.describe()

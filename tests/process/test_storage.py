@@ -288,8 +288,7 @@ def test_serves_within_a_second_without_torch_and_ends_with_0(tmp_path: Path) ->
         rig.launch()
         assert "torch" not in Path(f"/proc/{rig.daemon.pid}/maps").read_text()
         assert stat.S_IMODE(rig.arena.stat().st_mode) == 0o600
-        capacity = rig.describe().capacity_bytes
-        wait_for(lambda: rig.describe().prefaulted_bytes == capacity)
+        rig.wait_populated()
         assert rig.daemon.terminate() == 0
         assert rig.arena.exists()
     assert min(elapsed) < 1.0
@@ -309,6 +308,7 @@ def run_storage(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_two_nodes_never_share_an_arena(rig: Rig) -> None:
+    rig.wait_populated()
     before = rig.describe()
     second = run_storage(f"--arena-path={rig.arena}", "--arena-bytes=16MiB", "--name=n0")
     assert second.returncode == 1
