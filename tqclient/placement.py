@@ -6,6 +6,7 @@ Nothing here talks to anybody.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -16,6 +17,8 @@ from tqclient.wire.v1 import controller_pb2
 ASIDE_FIRST: Final = 1.0
 ASIDE_MAX: Final = 30.0
 """Seconds that a node which failed is left alone, the first time and at most: not every call must pay its timeout."""
+REPORT_LAG: Final = 1.0
+"""Seconds after which the controller surely counts what was placed on a node; nodes report every fifth of one."""
 
 
 @dataclass(slots=True)
@@ -38,28 +41,48 @@ class Placement:
         self._tie = tie
         self._lock = threading.RLock()  # an operation that is finalized inside a holder gives up what it placed
         self._ties: dict[str, float] = {}
-        self._placed: dict[str, int] = {}
+        # Bytes by node that were placed in this span of `REPORT_LAG`, in the one before, and earlier than that.
+        self._placed: list[Counter[str]] = [Counter(), Counter(), Counter()]
+        self._span_ends = clock() + REPORT_LAG
         self._failures: dict[str, _Failure] = {}
 
     @property
     def placed_since_report(self) -> bool:
         """Whether this client placed anything that the last report does not count."""
         with self._lock:
-            return any(self._placed.values())
+            return any(any(span.values()) for span in self._placed)
 
     def reported(self) -> None:
-        """The controller told the nodes' use: what was placed until now is in it, or soon will be."""
+        """The controller told the nodes' use. What was placed a moment ago may not be in it, and counts on for a while.
+
+        If it is in it, it counts twice, on all nodes alike. To forget it would put the next ones on the same node.
+        """
         with self._lock:
-            self._placed.clear()
+            self._move_on()
+            self._placed[2].clear()
 
     def placed(self, node: str, size_bytes: int) -> None:
         """Counts bytes that were placed on a node; negative ones were given up again."""
         with self._lock:
-            self._placed[node] = self._placed.get(node, 0) + size_bytes
+            self._move_on()
+            self._placed[0][node] += size_bytes
+
+    def _move_on(self) -> None:
+        """Begins another span if this one is over."""
+        now = self._clock()
+        if now < self._span_ends:
+            return
+        spans = 1 if now < self._span_ends + REPORT_LAG else 2
+        for _ in range(spans):
+            this, before, earlier = self._placed
+            earlier.update(before)  # adds
+            self._placed = [Counter(), this, earlier]
+        self._span_ends = now + REPORT_LAG
 
     def free_bytes(self, node: controller_pb2.Node) -> int:
         """Returns what is free on a node as far as this client knows."""
-        return max(0, node.capacity_bytes - node.used_bytes - self._placed.get(node.name, 0))
+        placed = sum(span[node.name] for span in self._placed)
+        return max(0, node.capacity_bytes - node.used_bytes - placed)
 
     def failed(self, node: str) -> None:
         """Sets a node aside, for longer each time until it answers."""

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.client.fakes import ARENA_BYTES, FakeService
+from tests.unit.client.fakes import ARENA_BYTES, Clock, FakeService
 from tqclient.arguments import RowArguments
 from tqclient.errors import LeaseExpired, StorageFull, TransportUnavailable, Unavailable
 from tqclient.operations import nodes
@@ -16,6 +16,7 @@ from tqclient.operations.nodes import open_path
 from tqclient.operations.put import put
 from tqclient.operations.read import get
 from tqclient.operations.sessions import close_session, close_windows, heartbeat
+from tqclient.placement import REPORT_LAG, Placement
 from tqclient.wire.v1 import controller_pb2 as pb
 
 KIB = 1024
@@ -74,6 +75,40 @@ def test_puts_are_balanced_by_what_this_client_placed_since_the_last_report(size
         do_put(service, size_bytes)
     placed = [names[0] for names in holders(service)]
     assert {placed.count(f"n{index}") for index in range(3)} == {3}
+
+
+def test_puts_are_balanced_over_a_report_that_does_not_count_the_last_ones() -> None:
+    service = connected("grpc", "grpc", "grpc")
+    nodes = [node.node for node in service.nodes]
+    for number in range(9):
+        do_put(service, 32 * KIB)
+        service.clock.now += 0.1
+        if number % 2:
+            service.state.nodes_changed(nodes, 1)  # they are said to be empty
+    placed = [names[0] for names in holders(service)]
+    assert [placed.count(f"n{index}") for index in range(3)] == [3, 3, 3]
+
+
+def test_what_a_report_surely_counts_counts_once() -> None:
+    placement = Placement(clock := Clock(), lambda: 0.5)
+    node = pb.Node(name="n", capacity_bytes=1000)
+
+    def free_after(seconds: float) -> int:
+        clock.now += seconds
+        placement.reported()
+        return placement.free_bytes(node)
+
+    placement.placed("n", 100)
+    assert free_after(REPORT_LAG / 2) == 900
+    placement.placed("n", 10)
+    placement.placed("n", -4)  # given up
+    assert free_after(REPORT_LAG) == 894
+    assert free_after(REPORT_LAG) == 1000
+    assert not placement.placed_since_report
+    placement.placed("n", 7)
+    clock.now += 100
+    assert placement.free_bytes(node) == 993  # nobody has reported since
+    assert free_after(0) == 1000
 
 
 def test_the_emptiest_node_comes_first() -> None:
