@@ -74,7 +74,7 @@ def foretell(state: State, request: pb.ClaimRequest) -> pb.BlockWrite | None:
     wanted = Wanted.of(state, request)
     fields = wanted.fields or tuple(samples.columns)
     slots = wanted.choose()
-    if slots is None or not fields:
+    if slots is None or not len(slots) or not fields:
         return None
     record = state.blocks.get(int(samples.columns[fields[0]].block[slots[0]]))
     if record is None or record.rows != len(slots) or record.size_bytes < limits.FORETOLD_BYTES_MIN:

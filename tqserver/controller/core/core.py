@@ -268,7 +268,7 @@ class Core:
             command.chosen_ids = claims.choice(self._state, command.claim)
 
     def foretell(self, request: controller_pb2.ClaimRequest) -> controller_pb2.BlockWrite | None:
-        """Returns the block of which a claim would be granted all rows now, in their order; None: it is another answer.
+        """Returns the block that a claim would be granted now, all of it, in its order; None: it would get others.
 
         Smaller blocks than `limits.FORETOLD_BYTES_MIN` are not looked for. Raises as `readiness`.
         """
