@@ -49,8 +49,7 @@ class Directories:
                 )
             block = rows.blocks.add(block_id=block_id)
             for extent in record.extents:
-                node, arena, offset, length, generation = extent
-                block.extents.add(node=node, arena=arena, offset=offset, length=length, generation=generation)
+                block.extents.add(**extent._asdict())
             if block_id in sent:
                 sent.move_to_end(block_id)
                 continue

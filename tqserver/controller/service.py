@@ -171,9 +171,8 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
     async def SetVersion(self, request: pb.SetVersionRequest, context: Any) -> Any:
         return await self._mutate("set_version", request)
 
-    async def Commit(self, request: pb.CommitRequest, context: Any) -> pb.CommitReply:
-        reply: pb.CommitReply = await self._wait("commit", request, context)
-        return reply
+    async def Commit(self, request: pb.CommitRequest, context: Any) -> Any:
+        return await self._wait("commit", request, context)
 
     async def AcquirePermit(self, request: pb.AcquirePermitRequest, context: Any) -> Any:
         return await self._wait("acquire_permit", request, context)
