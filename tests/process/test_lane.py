@@ -77,8 +77,8 @@ def test_an_asyncio_client_calls_by_the_lanes_too(cluster: LocalCluster) -> None
             part = await client.create_partition("p")
             for _ in range(3):
                 await part.put({"values": np.zeros((1, LARGE), np.uint8)})
-            idle = [lane._idle for lane in client._channels._lanes.values()]
-            assert [len(connections) for connections in idle] == [1, 1]
+            lanes = client._channels._lanes.values()
+            assert [1 <= len(lane._idle) + len(lane._busy) <= 2 for lane in lanes] == [True, True]  # and a heartbeat's
             assert all(lane_connections(pid) > 1 for pid in daemons)
 
     asyncio.run(scenario())
@@ -156,7 +156,8 @@ def test_connections_that_a_client_keeps_for_its_next_calls_are_not_left_behind(
             taken = [lane.take() for _ in range(3)]
             for connection in taken:
                 lane.put_back(connection)
-        assert len(lane._idle) == 3
+        with lane._lock:  # the client's heartbeat may have one of them, or left one of its own beside them
+            assert set(taken) <= {*lane._idle, *lane._busy}
 
 
 def test_a_connection_that_nobody_keeps_is_left_behind(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
