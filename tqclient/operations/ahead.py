@@ -9,7 +9,7 @@ are read ahead: that needs no call to anybody.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tqclient.codec import Column, Layout, make_jagged
 from tqclient.operations.consumers import ConsumerRef
 from tqclient.operations.effects import Deadline
+from tqclient.operations.ranges import Wanted
 from tqclient.operations.read import Holdings, fetch_and_decode
 from tqclient.operations.replicas import Path
 from tqclient.rows import RowSet, Run
@@ -155,9 +156,17 @@ class ReadAhead:
         return {name: self._consumer.partition.form(name) for name in fields}
 
 
-def read_ahead(state: ClientState, consumer: ConsumerRef, copy: bool, deadline: Deadline) -> ReadAhead | None:
+def read_ahead(
+    state: ClientState,
+    consumer: ConsumerRef,
+    request: pb.ClaimRequest,
+    wanted: Sequence[Wanted],
+    copy: bool,
+    deadline: Deadline,
+) -> ReadAhead | None:
     """Returns what takes previews for a claim; None for one that may get a put's rows in another order, or in parts."""
-    if not isinstance(consumer.sampler, Fifo) or consumer.topology is not None:
+    in_order = isinstance(consumer.sampler, Fifo) and consumer.topology is None
+    if not in_order or request.max_tokens or wanted:
         return None
     return ReadAhead(state, consumer, copy, deadline)
 

@@ -67,7 +67,7 @@ def claim(
     wanted = wanted_ranges(ranges)
     check_ranges(wanted, consumer.partition, consumer.fields)
     request = _request(consumer, batch_size, max_tokens)
-    ahead = None if wanted or max_tokens is not None else read_ahead(state, consumer, copy, deadline)
+    ahead = read_ahead(state, consumer, request, wanted, copy, deadline)
     request.preview = ahead is not None
     try:
         while True:
