@@ -14,7 +14,7 @@ from tqclient.codec.buffers import allocate
 from tqclient.codec.clips import Clip
 from tqclient.codec.header import ALIGN, FORMAT
 from tqclient.codec.kinds.base import Column
-from tqclient.codec.kinds.ragged import make_jagged, share_offsets
+from tqclient.codec.kinds.ragged import load_jagged, make_jagged, share_offsets
 from tqclient.codec.layout import Layout
 from tqclient.codec.normalise import Records, Shared, normalise
 from tqclient.codec.plan import Plan, measure
@@ -35,6 +35,7 @@ __all__ = [
     "Shared",
     "allocate",
     "dumps",
+    "load_jagged",
     "loads",
     "make_jagged",
     "measure",

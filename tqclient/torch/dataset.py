@@ -17,6 +17,7 @@ from tqclient.driver import Stubs, run_sync
 from tqclient.errors import ClaimTimeout, InvalidArgument, LeaseExpired, Sealed
 from tqclient.operations.claims import ClaimHandle, abandon, claim, renew, settle
 from tqclient.operations.consumers import ConsumerRef, Registration
+from tqclient.schema import Form
 from tqclient.torch.batch import LoadedBatch
 
 Transform = Callable[[LoadedBatch], Any]
@@ -107,6 +108,14 @@ class Reach:
             ref.partition.name,
             replace(ref, registration=Registration()),
         )
+
+    def forms(self) -> Iterator[Form]:
+        """Yields the forms of the fields that it reads, as far as they were known."""
+        partition = self.consumer.partition
+        for field in self.consumer.fields or partition.fields:
+            form = partition.form(field)
+            if form is not None:
+                yield form
 
     def connect(self) -> Consumer:
         """Connects anew; the consumer's client is the caller's to close.

@@ -24,6 +24,7 @@ from typing import Any, Final
 import torch
 import torch.multiprocessing
 
+from tqclient.codec import load_jagged
 from tqclient.errors import InternalError, LeaseExpired, TQError
 from tqclient.operations.claims import ClaimHandle, Verdict
 from tqclient.torch.dataset import Claimer, Reach, StreamingDataset, Transform
@@ -184,6 +185,7 @@ def work(
     """What a worker process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the loader's process decides
     torch.set_num_threads(1)
+    load_jagged(reach.forms())  # not under a lease: on a busy machine, that takes longer than a short one
     try:
         consumer = reach.connect()
     except TQError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -82,3 +83,27 @@ def test_rows_may_all_be_empty_or_none() -> None:
 
 def test_the_public_function_is_taken_where_there_is_no_other(way: str) -> None:
     assert ours()._is_view() == (way == "public")
+
+
+LOADED = """
+import sys
+import numpy as np
+from tqclient.codec import load_jagged
+from tqclient.codec.kinds.ragged import RaggedColumn
+from tqclient.schema import Form
+
+ragged, dense = Form("ragged", "torch", "int64"), Form("dense", "torch", "int64", (2,))
+before = set(sys.modules)
+load_jagged([dense, Form("ragged", "numpy", "<i8"), Form("list"), Form("struct", children=(("x", dense),))])
+print(len(set(sys.modules) - before))
+load_jagged([dense, Form("struct", children=(("x", ragged),))])
+print(len(set(sys.modules) - before) > 100)
+before = set(sys.modules)
+RaggedColumn(ragged, np.zeros(16, np.uint8), np.array([2, 0])).value
+print(len(set(sys.modules) - before))
+"""
+
+
+def test_what_torch_loads_for_its_first_jagged_tensor_is_loaded_ahead() -> None:
+    found = subprocess.run([sys.executable, "-c", LOADED], check=True, capture_output=True, text=True)
+    assert found.stdout.split() == ["0", "True", "0"]

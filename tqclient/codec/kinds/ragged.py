@@ -233,6 +233,19 @@ def _constructor() -> Callable[[torch.Tensor, torch.Tensor, int, int], torch.Ten
     )
 
 
+def load_jagged(forms: Iterable[Form]) -> None:
+    """Has torch load what it makes jagged tensors with, if columns of these forms are any: a second and more.
+
+    Whoever has no lease yet waits for that better than who has one.
+    """
+    if any(map(_holds_jagged, forms)):
+        _constructor()(torch.zeros(1), torch.tensor([0, 1]), 1, 1)
+
+
+def _holds_jagged(form: Form) -> bool:
+    return (form.kind, form.container) == ("ragged", "torch") or any(_holds_jagged(child) for _, child in form.children)
+
+
 def share_offsets(columns: Iterable[Column]) -> None:
     """Gives jagged tensors of equal lengths the same offsets: torch adds or multiplies only such as have that."""
     offsets: dict[bytes, torch.Tensor] = {}
