@@ -23,27 +23,41 @@ ROUNDS = 10_000
 ARENA = "6MiB"  # room for some thirty of the blocks: each is used again within a fraction of a second
 ROW_BYTES = 64 * KIB
 
-# Locates rows, stops itself, and fetches them when it is continued.
-SLOW_READER = """
+# Stops itself once it knows where rows lie, and fetches them when it is continued.
+HELD = """
 import os, signal, sys
 import tqclient as tq
-from tqclient.operations import read
+from tqclient.operations import claims, read
 
-fetch = read.fetch
+def stop_before_reading(operations):
+    fetch = operations.fetch
 
-def fetch_late(*arguments):
-    read.fetch = fetch
-    os.kill(os.getpid(), signal.SIGSTOP)
-    return (yield from fetch(*arguments))
+    def fetch_late(*arguments):
+        operations.fetch = fetch
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return (yield from fetch(*arguments))
 
+    operations.fetch = fetch_late
+"""
+
+SLOW_READER = f"""{HELD}
 with tq.connect(sys.argv[1], transport=sys.argv[2], timeout=20) as client:
     part = client.partition("part")
-    read.fetch = fetch_late
+    stop_before_reading(read)
     for ids in sys.argv[3], sys.argv[4]:
         try:
             print("got", part.get([int(ids)]).list("x")[0][:4].tolist())
         except tq.TQError as error:
             print("raised", type(error).__name__)
+print("done")
+"""
+
+SLOW_CONSUMER = f"""{HELD}
+with tq.connect(sys.argv[1], timeout=20) as client:
+    consumer = client.partition("part").consumer("actor", sampler=tq.Lifo())  # of which nothing is read ahead
+    stop_before_reading(claims)
+    with consumer.claim(1, timeout=20) as batch:
+        print("claimed", batch.list("x")[0][-1].item(), "at attempt", batch.attempts[0])
 print("done")
 """
 
@@ -214,3 +228,27 @@ def test_a_reader_slower_than_its_lease_gets_no_other_bytes(
         reader.wait_for("done", timeout=20)
         assert reader.stdout.splitlines() == ["raised SampleNotFound", "got [2, 2, 2, 2]", "done"]
         assert reader.wait(timeout=10) == 0
+
+
+def test_a_claim_read_later_than_its_lease_is_made_anew(no_leaks: None, supervisor: Supervisor) -> None:
+    """Another consumer has acked its row meanwhile, and others lie where it was."""
+    with (
+        LocalCluster(storage_nodes=1, arena="4MiB", session_lease=LEASE) as cluster,
+        tq.connect(cluster.address, timeout=20) as client,
+        node_probe(cluster.storage[0].address) as probe,
+    ):
+        part = client.create_partition("part")
+        ids = part.put({"x": [row(1)]})
+        reader = supervisor.python(SLOW_CONSUMER, cluster.address)
+        wait_until(lambda: reader.stopped, timeout=60, what="the consumer stops")
+        with part.consumer("actor").claim(1, timeout=20) as batch:
+            assert (batch.ids.tolist(), batch.attempts.tolist()) == (ids.tolist(), [2])
+        part.clear(ids=ids)
+        others = fill(part, first=100)
+        node = probe.describe()
+        assert node.capacity_bytes - sum(probe.used()) < ROW_BYTES, "nobody has taken the bytes that it will look at"
+        reader.resume()
+        reader.wait_for("done", timeout=20)
+        assert reader.stdout.splitlines() == [f"claimed {99 + others} at attempt 1", "done"]
+        assert reader.wait(timeout=10) == 0
+        assert part.describe().counts["actor"]["consumed"] == 1

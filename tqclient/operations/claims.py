@@ -18,7 +18,7 @@ from tqclient.operations.effects import CONTROLLER, UNKNOWN_OUTCOME, Deadline, O
 from tqclient.operations.ranges import Wanted, check_ranges, wanted_ranges
 from tqclient.operations.read import Delivery, Holdings, fetch
 from tqclient.operations.replicas import ExtentGone
-from tqclient.operations.sessions import in_session, mutate, refresh_nodes
+from tqclient.operations.sessions import in_session, mutate, refresh_nodes, session_is_live
 from tqclient.rows import RowSet
 from tqclient.state import ClientState, LostClaim, Session
 from tqclient.wire.packing import I64, pack_array, unpack_array
@@ -120,7 +120,9 @@ def _read_claimed(
         rows = RowSet.from_wire(reply.rows, consumer.fields or [each.name for each in reply.fields])
         columns = None if ahead is None else ahead.take(rows, holdings)
         if columns is None:
-            columns = yield from _fetch_twice(state, consumer.partition, rows, session, copy, holdings, reading, wanted)
+            columns = yield from _fetch_twice(
+                state, consumer.partition, rows, handle, session, copy, holdings, reading, wanted
+            )
     except BaseException:
         holdings.close()
         abandon(state, handle)
@@ -220,6 +222,7 @@ def _fetch_twice(
     state: ClientState,
     ref: PartitionRef,
     rows: RowSet,
+    handle: ClaimHandle,
     session: Session,
     copy: bool,
     holdings: Holdings,
@@ -230,11 +233,29 @@ def _fetch_twice(
     try:
         return (yield from fetch(state, ref, rows, session, copy, holdings, deadline, wanted))
     except (CorruptBlock, ExtentGone):
+        yield from _check_held(state, handle, session, deadline)
         yield from refresh_nodes(state, deadline)  # it may have been lost with its node, too
     try:
         return (yield from fetch(state, ref, rows, session, copy, holdings, deadline, wanted))
     except ExtentGone as error:
         raise CorruptBlock(error.message) from None
+
+
+def _check_held(state: ClientState, handle: ClaimHandle, session: Session, deadline: Deadline) -> Operation[None]:
+    """Renews a claim of which the bytes were not there: if it has ended, others may lie there by right.
+
+    Raises:
+        LeaseExpired: it has.
+    """
+    try:
+        yield from _renew(state, handle.claim_id, session, deadline)
+    except LeaseExpired as error:
+        if not (yield from session_is_live(state, session.session, deadline)):
+            state.session_ended(session)
+        raise LeaseExpired(
+            f"{handle.where}: claim {handle.claim_id} ended while its samples were read ({error.message}); they are "
+            "delivered again"
+        ) from None
 
 
 def abandon(state: ClientState, handle: ClaimHandle) -> None:
@@ -301,9 +322,11 @@ def renew(state: ClientState, handle: ClaimHandle, timeout: float | None = None)
     """
     if handle.verdict is not None:
         raise InvalidArgument(f"{handle.where}: this batch was {handle.verdict} already")
-    deadline = state.deadline(timeout)
-    session = _holding_session(state, handle)
-    request = pb.RenewClaimRequest(session=session.session, claim_id=handle.claim_id)
+    yield from _renew(state, handle.claim_id, _holding_session(state, handle), state.deadline(timeout))
+
+
+def _renew(state: ClientState, claim_id: int, session: Session, deadline: Deadline) -> Operation[None]:
+    request = pb.RenewClaimRequest(session=session.session, claim_id=claim_id)
     reply = yield from call(CONTROLLER, "RenewClaim", request, deadline, state.rng)
     state.lease_seen(reply.lease_ms)
 

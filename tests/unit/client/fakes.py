@@ -5,14 +5,11 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
+from tests.unit.client.fake_transport import FakeTransport
 from tqclient.codec import allocate
 from tqclient.errors import (
     ClaimTimeout,
@@ -28,7 +25,6 @@ from tqclient.errors import (
 from tqclient.info import PartitionRef
 from tqclient.operations.effects import CONTROLLER, Call, Operation, Sleep, Work
 from tqclient.state import ClientState
-from tqclient.transport.base import Place
 from tqclient.windows import aligned
 from tqclient.wire.packing import I64, U8, U32, U64, pack_array, pack_blobs, unpack_array, unpack_strings
 from tqclient.wire.v1 import common_pb2, storage_pb2
@@ -62,84 +58,6 @@ class Fault:
 class Sample:
     key: str
     fields: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-
-class FakeFetched:
-    owned_bytes = 0
-
-    def __init__(self, source: NDArray[np.uint8], extent: common_pb2.Extent, ranges: NDArray[np.uint64]) -> None:
-        self._source, self._extent, self._ranges = source, extent, ranges.tolist()
-        self.closed = False
-
-    def view(self, offset: int, length: int) -> NDArray[np.uint8]:
-        assert any(start <= offset and offset + length <= start + size for start, size in self._ranges)
-        begin = self._extent.offset + offset
-        view = self._source[begin : begin + length]
-        view.flags.writeable = False
-        return view
-
-    def locate(
-        self, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
-    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
-            self.view(offset, length)
-        return self._source, offsets + self._extent.offset
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class FakeTransport:
-    """Writes to and reads from the arena of a fake node."""
-
-    reason = "a fake"
-
-    def __init__(self, node: FakeNode) -> None:
-        self._node = node
-        self.name = node.path
-        self.mapped = node.path == "shm"
-        self.segment = node.segment if node.path == "mooncake" else ""
-        self.usable = self.quiet = True
-        self.better_after: float | None = None
-        self.closed = False
-        self.arena = node.node.arena
-        self.sessions: list[int] = []
-        self.fetched: list[FakeFetched] = []
-
-    def session_opened(self, session: int) -> None:
-        self.sessions.append(session)
-
-    def admits(self, session: int) -> bool:
-        return session in self.sessions
-
-    def session_closed(self, session: int) -> None:
-        self.sessions = [each for each in self.sessions if each != session]
-
-    @contextmanager
-    def write(self, place: Place, *, session: int, timeout: float | None) -> Iterator[NDArray[np.uint8]]:
-        self._node.service.take_fault("write")
-        assert session in self.sessions
-        target = self._node.memory[place.offset : place.offset + place.length]
-        if self.mapped:
-            yield target
-            return
-        staging = allocate(place.length)
-        yield staging
-        self._node.answer(timeout)
-        target[:] = staging
-
-    def read(self, extent: common_pb2.Extent, ranges: NDArray[np.uint64], *, timeout: float | None) -> FakeFetched:
-        self._node.service.take_fault("read")
-        if not self.mapped:
-            self._node.answer(timeout)
-        assert extent.arena == self.arena
-        if self.arena != self._node.node.arena:
-            raise SampleNotFound("the ranges lie in no extent of that generation")
-        self.fetched.append(FakeFetched(self._node.memory, extent, ranges))
-        return self.fetched[-1]
-
-    def close(self) -> None:
-        self.closed = True
 
 
 class FakeNode:
@@ -484,6 +402,11 @@ class FakeService:
             raise TopologyMismatch(f"session {self.ranks[place]} holds {place}")
         self.ranks[place] = session
         return pb.RegisterRankReply(registered=len(self.ranks))
+
+    def on_renew_claim(self, request: pb.RenewClaimRequest) -> pb.RenewClaimReply:
+        if request.session not in self.sessions or request.claim_id not in self.claims:
+            raise LeaseExpired("no such claim")
+        return pb.RenewClaimReply(lease_ms=LEASE_MS)
 
     def on_settle(self, request: pb.SettleRequest) -> pb.SettleReply:
         ids = self.claims.pop(request.claim_id, None)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.client.fakes import FakeFetched, FakeService
+from tests.unit.client.fake_transport import FakeFetched
+from tests.unit.client.fakes import FakeService
 from tests.unit.client.test_get_and_claim import ROWS, consumer, flip_a_payload_byte
 from tqclient.arguments import RowArguments
 from tqclient.batch import BatchData

@@ -13,7 +13,7 @@ import tqclient as tq
 from tests.unit.client.fakes import LEASE_MS, FakeService
 from tqclient.arguments import RowArguments
 from tqclient.batch import BatchData
-from tqclient.errors import InvalidArgument, LeaseExpired, TopologyMismatch, Unavailable
+from tqclient.errors import CorruptBlock, InvalidArgument, LeaseExpired, TopologyMismatch, Unavailable
 from tqclient.info import PartitionRef
 from tqclient.operations.claims import claim, settle
 from tqclient.operations.consumers import ConsumerRef, register
@@ -172,6 +172,53 @@ def test_an_ack_of_a_step_that_was_overtaken_says_so(filled: FakeService, ref: P
     with pytest.raises(LeaseExpired, match="step 0: another member of this DP rank released the batch or died"):
         filled.run(settle(filled.state, handle, "acked"))
     assert handle.verdict is None
+
+
+# Claims that end while their samples are read.
+
+
+def damage(service: FakeService) -> None:
+    for block in service.blocks.values():
+        service.first.memory[block.extents[0].offset + block.extents[0].length - 64 :][:64] ^= 1
+
+
+def test_a_claim_that_ended_while_it_was_read_is_not_taken_for_damage(filled: FakeService, ref: PartitionRef) -> None:
+    def ended() -> None:
+        filled.claims.clear()
+        damage(filled)  # as others do who use the bytes again
+
+    filled.fault("read", Unavailable("not at once"), before=ended)
+    with pytest.raises(LeaseExpired, match=r"'trainer': claim 1 ended while its samples were read.*delivered again"):
+        do_claim(filled, consumer(ref))
+    assert filled.count("RenewClaim") == 1
+    assert filled.state.session is not None
+
+
+def test_a_claim_whose_session_ended_while_it_was_read_is_made_anew(filled: FakeService, ref: PartitionRef) -> None:
+    original = filled.first.memory.copy()
+
+    def ended() -> None:
+        filled.end_sessions()
+        filled.claims.clear()
+        filled.leased.clear()
+        damage(filled)
+
+    def repaired() -> None:
+        filled.first.memory[:] = original
+
+    filled.fault("read", Unavailable("not at once"), before=ended)
+    filled.fault("OpenSession", Unavailable("not at once"), before=repaired)
+    batch = do_claim(filled, consumer(ref))
+    assert batch["x"].tolist() == [0, 1]
+    assert (filled.count("RenewClaim"), filled.count("Claim"), len(filled.claims)) == (1, 2, 1)
+
+
+def test_a_claim_that_is_held_and_damaged_is_read_twice(filled: FakeService, ref: PartitionRef) -> None:
+    damage(filled)
+    with pytest.raises(CorruptBlock, match="'x', row 0, sample 1"):
+        do_claim(filled, consumer(ref))
+    assert filled.count("RenewClaim") == 1
+    assert len(filled.first.transport.fetched) == 2
 
 
 # Lengths: what samplers and budgets go by.
