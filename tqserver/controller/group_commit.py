@@ -68,6 +68,7 @@ class GroupCommit:
         self._pending_bytes = 0
         self._held: list[_Snapshot | None] = []  # taken from the queue while a group gathered
         self._trimming = False
+        self._saver: threading.Thread | None = None
         self._thread = threading.Thread(target=self._run, name="tq-journal", daemon=True)
         self._thread.start()
 
@@ -104,10 +105,11 @@ class GroupCommit:
             else:
                 self._queue.put(_Snapshot(sequence, done))
 
-        threading.Thread(target=write, name="tq-snapshot", daemon=True).start()
+        self._saver = threading.Thread(target=write, name="tq-snapshot", daemon=True)
+        self._saver.start()
 
     def close(self) -> None:
-        """Waits until everything submitted is on disk, and closes the journal; blocks."""
+        """Waits until all that was submitted, and a snapshot under way, is on disk, and closes the journal; blocks."""
         self._queue.put(None)
         self._thread.join()
 
@@ -118,6 +120,8 @@ class GroupCommit:
                     self._commit(self._gather(item))
                 else:
                     self._install(item)
+            if self._saver is not None:  # whoever opens the journal next removes what it has written up to then
+                self._saver.join()
             self._journal.close()
         except Exception as error:
             _die(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from tqserver.controller import pipeline as module
 from tqserver.controller.core import Core, Effect, Outcome, SessionEnded, SessionOpened
 from tqserver.controller.failed import FailedRecords
 from tqserver.controller.group_commit import GroupCommit
-from tqserver.controller.journal import JournalDamaged, SqliteJournal
+from tqserver.controller.journal import JournalDamaged, JournalLocked, SqliteJournal
 from tqserver.controller.pipeline import CORE_FAILED_STATUS, Pipeline, recover
 from tqserver.failpoints import Failpoints
 
@@ -72,6 +73,35 @@ def test_a_group_that_the_disk_had_no_room_for_was_never_applied(
         await asyncio.to_thread(line.close)
 
     asyncio.run(run())
+
+
+def test_closing_waits_for_a_snapshot_that_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever opens the journal next removes drafts; a writer that was left behind ended its process over that."""
+    begun, goes_on = threading.Event(), threading.Event()
+    write_snapshot = SqliteJournal.write_snapshot
+
+    def slow(journal: SqliteJournal, sequence: int, state: bytes) -> None:
+        begun.set()
+        goes_on.wait(30)
+        write_snapshot(journal, sequence, state)
+
+    monkeypatch.setattr(SqliteJournal, "write_snapshot", slow)
+
+    async def run() -> None:
+        journal = SqliteJournal(tmp_path)
+        line = pipeline(recover(journal, time.monotonic, 10.0), journal, [], snapshot_records=1)
+        await line.execute(opening(1))
+        await asyncio.to_thread(begun.wait, 30)
+        closing = asyncio.create_task(asyncio.to_thread(line.close))
+        closed, _ = await asyncio.wait([closing], timeout=0.2)
+        assert not closed
+        with pytest.raises(JournalLocked):
+            SqliteJournal(tmp_path)
+        goes_on.set()
+        await closing
+
+    asyncio.run(run())
+    SqliteJournal(tmp_path).close()
 
 
 def fail_on(monkeypatch: pytest.MonkeyPatch, *sequences: int) -> None:
