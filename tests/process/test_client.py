@@ -470,7 +470,7 @@ def test_no_controller_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     start = time.monotonic()
     with pytest.raises(tq.Unavailable, match="controller"):
         tq.connect("127.0.0.1:1", timeout=0.5)
-    assert time.monotonic() - start < 0.7
+    assert time.monotonic() - start < 5  # without a timeout, 30 s
 
 
 @pytest.mark.usefixtures("no_leaks")
