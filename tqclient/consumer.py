@@ -159,6 +159,7 @@ class Consumer:
             InvalidArgument: one sample alone exceeds `max_tokens`, or its field has no lengths; a range does not fit.
             TopologyMismatch: this rank does not fit those that are live; see `register`.
             CorruptBlock: stored bytes fail their checksums; the samples are given back.
+            LeaseExpired: the claim ended while its samples were read, without its session; they are delivered again.
         """
         handle, delivery = self._client._run(
             claims.claim(self._state, self._ref, batch_size, copy, timeout, max_tokens=max_tokens, ranges=ranges)
