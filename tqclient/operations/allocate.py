@@ -19,7 +19,7 @@ from tqclient.info import PartitionRef
 from tqclient.operations.effects import UNKNOWN_OUTCOME, Deadline, Operation, Work
 from tqclient.operations.nodes import Placed, reserve
 from tqclient.operations.put import Blocks, Prepared, commit, commit_request, prepare, put, settle_room
-from tqclient.operations.sessions import in_session, session_is_live
+from tqclient.operations.sessions import in_session, notice_end
 from tqclient.rows import ids_of
 from tqclient.spec import Spec, placeholders
 from tqclient.state import ClientState, Session
@@ -142,8 +142,7 @@ def _publish_in_place(
         raise
     except LeaseExpired as error:
         abort(state, allocation)
-        if not (yield from session_is_live(state, place.session.session, deadline)):
-            state.session_ended(place.session)
+        yield from notice_end(state, place.session, deadline)
         raise LeaseExpired(
             f"partition {ref.name!r}: what was filled in is lost with the place that it lay in ({error.message}); "
             "nothing was stored. Allocate again"

@@ -18,7 +18,7 @@ from tqclient.operations.effects import CONTROLLER, UNKNOWN_OUTCOME, Deadline, O
 from tqclient.operations.ranges import Wanted, check_ranges, wanted_ranges
 from tqclient.operations.read import Delivery, Holdings, fetch
 from tqclient.operations.replicas import ExtentGone
-from tqclient.operations.sessions import in_session, mutate, refresh_nodes, session_is_live
+from tqclient.operations.sessions import in_session, mutate, notice_end, refresh_nodes
 from tqclient.rows import RowSet
 from tqclient.state import ClientState, LostClaim, Session
 from tqclient.wire.packing import I64, pack_array, unpack_array
@@ -250,8 +250,7 @@ def _check_held(state: ClientState, handle: ClaimHandle, session: Session, deadl
     try:
         yield from _renew(state, handle.claim_id, session, deadline)
     except LeaseExpired as error:
-        if not (yield from session_is_live(state, session.session, deadline)):
-            state.session_ended(session)
+        yield from notice_end(state, session, deadline)
         raise LeaseExpired(
             f"{handle.where}: claim {handle.claim_id} ended while its samples were read ({error.message}); they are "
             "delivered again"

@@ -85,9 +85,7 @@ def in_session(state: ClientState, deadline: Deadline, attempt: Callable[[Sessio
         try:
             return (yield from attempt(session))
         except LeaseExpired as error:
-            # Not every lease is the session's: to drop a live one would cost this client all that it holds.
-            if not (yield from session_is_live(state, session.session, deadline)):
-                state.session_ended(session)
+            yield from notice_end(state, session, deadline)
             yield from pause(backoff, deadline, error)
 
 
@@ -123,6 +121,15 @@ def session_is_live(state: ClientState, session: int, deadline: Deadline) -> Ope
     except LeaseExpired:
         return False
     return True
+
+
+def notice_end(state: ClientState, session: Session, deadline: Deadline) -> Operation[None]:
+    """Books that a session has ended, if it has, after something was refused for a lease.
+
+    Not every lease is the session's: to drop a live one would cost this client all that it holds.
+    """
+    if not (yield from session_is_live(state, session.session, deadline)):
+        state.session_ended(session)
 
 
 def heartbeat(state: ClientState, timeout: float) -> Operation[bool]:

@@ -10,7 +10,7 @@ from tqclient.changes import Change, Changed, Listed, Removed, Settled, Tagged, 
 from tqclient.errors import InternalError, InvalidArgument, LeaseExpired, TQError, Unavailable
 from tqclient.info import PartitionInfo, PartitionRef
 from tqclient.operations.effects import Deadline, Operation, pause
-from tqclient.operations.sessions import live_session, session_is_live
+from tqclient.operations.sessions import live_session, notice_end
 from tqclient.state import ClientState
 from tqclient.wire.packing import I64, unpack_array, unpack_blobs, unpack_strings
 from tqclient.wire.v1 import controller_pb2 as pb
@@ -71,8 +71,7 @@ class Watcher:
         session = self._state.session
         if isinstance(error, LeaseExpired) and session is not None and session.session == self._session:
             try:
-                if not (yield from session_is_live(self._state, session.session, deadline)):
-                    self._state.session_ended(session)
+                yield from notice_end(self._state, session, deadline)
             except Unavailable:
                 if self._deadline is not None:
                     raise

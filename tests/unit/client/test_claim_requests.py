@@ -11,6 +11,7 @@ import torch
 
 import tqclient as tq
 from tests.unit.client.fakes import LEASE_MS, FakeService
+from tests.unit.client.test_get_and_claim import flip_a_payload_byte
 from tqclient.arguments import RowArguments
 from tqclient.batch import BatchData
 from tqclient.errors import CorruptBlock, InvalidArgument, LeaseExpired, TopologyMismatch, Unavailable
@@ -177,15 +178,10 @@ def test_an_ack_of_a_step_that_was_overtaken_says_so(filled: FakeService, ref: P
 # Claims that end while their samples are read.
 
 
-def damage(service: FakeService) -> None:
-    for block in service.blocks.values():
-        service.first.memory[block.extents[0].offset + block.extents[0].length - 64 :][:64] ^= 1
-
-
 def test_a_claim_that_ended_while_it_was_read_is_not_taken_for_damage(filled: FakeService, ref: PartitionRef) -> None:
     def ended() -> None:
         filled.claims.clear()
-        damage(filled)  # as others do who use the bytes again
+        flip_a_payload_byte(filled)  # as others do who use the bytes again
 
     filled.fault("read", Unavailable("not at once"), before=ended)
     with pytest.raises(LeaseExpired, match=r"'trainer': claim 1 ended while its samples were read.*delivered again"):
@@ -195,26 +191,21 @@ def test_a_claim_that_ended_while_it_was_read_is_not_taken_for_damage(filled: Fa
 
 
 def test_a_claim_whose_session_ended_while_it_was_read_is_made_anew(filled: FakeService, ref: PartitionRef) -> None:
-    original = filled.first.memory.copy()
-
     def ended() -> None:
         filled.end_sessions()
         filled.claims.clear()
         filled.leased.clear()
-        damage(filled)
-
-    def repaired() -> None:
-        filled.first.memory[:] = original
+        flip_a_payload_byte(filled)
 
     filled.fault("read", Unavailable("not at once"), before=ended)
-    filled.fault("OpenSession", Unavailable("not at once"), before=repaired)
+    filled.fault("OpenSession", Unavailable("not at once"), before=lambda: flip_a_payload_byte(filled))
     batch = do_claim(filled, consumer(ref))
     assert batch["x"].tolist() == [0, 1]
     assert (filled.count("RenewClaim"), filled.count("Claim"), len(filled.claims)) == (1, 2, 1)
 
 
 def test_a_claim_that_is_held_and_damaged_is_read_twice(filled: FakeService, ref: PartitionRef) -> None:
-    damage(filled)
+    flip_a_payload_byte(filled)
     with pytest.raises(CorruptBlock, match="'x', row 0, sample 1"):
         do_claim(filled, consumer(ref))
     assert filled.count("RenewClaim") == 1
