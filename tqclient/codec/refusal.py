@@ -67,6 +67,21 @@ def check_tensor(tensor: torch.Tensor) -> None:
         raise Refused(f"a {type(tensor).__module__}.{type(tensor).__qualname__} would come back as a plain tensor")
     if tensor.layout != torch.strided:
         raise Refused(f"a tensor of layout {tensor.layout} cannot be carried; convert it with .to_dense()")
+    _check_values(tensor)
+
+
+def check_nested(tensor: torch.Tensor) -> None:
+    """Checks that a NestedTensor can be carried, as rows of a column or as one value.
+
+    Raises:
+        Refused: a device or a dtype that would not come back as it was.
+    """
+    # A jagged one takes the dispatcher 10 µs for each question; the tensor of its values does not.
+    values = getattr(tensor, "_values", None)
+    _check_values(values if isinstance(values, torch.Tensor) else tensor)
+
+
+def _check_values(tensor: torch.Tensor) -> None:
     if tensor.is_meta:
         raise Refused("a meta tensor has no values")
     if tensor.dtype not in dtypes.TORCH_NAME:

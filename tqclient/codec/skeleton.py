@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from tqclient.codec import buffers, dtypes
 from tqclient.codec.header import aligned
-from tqclient.codec.refusal import Refused, check_array, check_tensor, step
+from tqclient.codec.refusal import Refused, check_array, check_nested, check_tensor, step
 from tqclient.errors import CorruptBlock, UnsupportedValue
 from tqclient.schema import DEPTH_MAX
 
@@ -127,8 +127,8 @@ def _is_namedtuple(value: Any) -> bool:
 
 def _is_leaf(value: Any, kind: type) -> bool:
     if isinstance(value, torch.Tensor):
-        if not value.is_nested:
-            check_tensor(value)
+        check = check_nested if value.is_nested else check_tensor
+        check(value)
         return True
     if isinstance(value, np.ndarray):
         check_array(value)

@@ -47,6 +47,10 @@ def cycle() -> list[Any]:
     return value
 
 
+def jagged(values: torch.Tensor) -> torch.Tensor:
+    return torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 1, len(values)]))
+
+
 @pytest.mark.parametrize(
     ("column", "path"),
     [
@@ -70,6 +74,7 @@ def cycle() -> list[Any]:
         ([1, {Custom(1): 1}], "extra[1] (key "),
         ([1, dt.datetime(2024, 1, 1, tzinfo=zoneinfo.ZoneInfo("UTC"))], "extra[1]: a time zone"),
         (["a", "\ud800"], "extra[1]: a text has a lone surrogate"),
+        (["a" * 1000, "a" * 1000 + "\ud800"], "extra[1]: a text has a lone surrogate"),
         ([1, {"x": "\ud800"}], "extra[1].x: a text has a lone surrogate"),
         ([{"\ud800": 1}, {"\ud800": 2}], "extra[0]: the key"),
         ([1, np.array([None])], "extra[1]: an array of dtype object"),
@@ -80,6 +85,11 @@ def cycle() -> list[Any]:
         (torch.zeros(2, device="meta"), "extra: a meta tensor"),
         ([torch.zeros(2, device="meta")] * 2, "extra[0]: a meta tensor"),
         (torch.zeros(2, dtype=torch.uint8).view(torch.bits8), "extra: a tensor of dtype torch.bits8"),
+        (jagged(torch.zeros(3)).to("meta"), "extra: a meta tensor"),
+        ([1, jagged(torch.zeros(3)).to("meta")], "extra[1]: a meta tensor"),
+        ([{"m": jagged(torch.zeros(3)).to("meta")}] * 2, "extra[0].m: a meta tensor"),
+        (jagged(torch.zeros(3, dtype=torch.uint8).view(torch.bits8)), "extra: a tensor of dtype torch.bits8"),
+        ([1, jagged(torch.zeros(3, dtype=torch.uint8).view(torch.bits8))], "extra[1]: a tensor of dtype torch.bits8"),
         ([1, nested(NESTING_MAX + 1)], "extra[1]" + "[0]" * NESTING_MAX + ": containers nest deeper than"),
         ([1, cycle()], "extra[1]" + "[0]" * NESTING_MAX + ": containers nest deeper than"),
         (Records([1, Custom(1)]), "extra[1]: "),
