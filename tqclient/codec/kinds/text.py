@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,9 @@ from tqclient.codec.streams import Group, Reading, Rows, read_rows
 from tqclient.errors import CorruptBlock
 from tqclient.schema import Form
 from tqclient.wire.texts import cut_texts
+
+JOINED_MEAN_CHARS: Final = 192
+"""Up to this mean length, several texts are joined and looked at as one."""
 
 
 class BytesEncoder(Encoder):
@@ -60,10 +64,17 @@ def encode_text(values: Sequence[str]) -> TextEncoder:
         UnicodeEncodeError: one has a lone surrogate.
     """
     counts = np.fromiter(map(len, values), np.int64, len(values))
-    if all("".join(values[low:high]).isascii() for low, high in buffers.pieces(counts)):
+    if _all_ascii(values, counts):
         return TextEncoder(list(values), counts)
     encoded = [value.encode() for value in values]
     return TextEncoder(encoded, np.fromiter(map(len, encoded), np.int64, len(values)))
+
+
+def _all_ascii(values: Sequence[str], counts: NDArray[np.int64]) -> bool:
+    """A text knows that of itself. To ask a short one takes longer than to join it with others."""
+    if int(counts.sum()) > JOINED_MEAN_CHARS * len(values):
+        return all(map(str.isascii, values))
+    return all("".join(values[low:high]).isascii() for low, high in buffers.pieces(counts))
 
 
 def encode_bytes(values: Sequence[bytes]) -> BytesEncoder:
