@@ -206,9 +206,8 @@ class _Turns:
                     stack = self._stacks[peer.name] = ExitStack()
                     context = open_peer(peer, self.setup, producers=self.producers, consumer=consumer)
                     ends = stack.enter_context(context)
-                    self._lanes += [
-                        (ends, way) for way in peer.ways[:ways] if self.setup.tensors or way not in peer.tensor_ways
-                    ]
+                    suited = peer.ways_for(tensors=self.setup.tensors, lists=self.setup.lists)
+                    self._lanes += [(ends, way) for way in suited[:ways]]
             yield
         finally:
             for stack in self._stacks.values():

@@ -175,6 +175,11 @@ def build(name: str, seed: int, scale: str = "full") -> Columns:
     return make(np.random.default_rng(seed), SCALES[scale])
 
 
+def is_list_of_tensors(column: Any) -> bool:
+    """Returns whether a column is a list with one tensor a sample."""
+    return isinstance(column, list) and all(isinstance(value, torch.Tensor) for value in column)
+
+
 def spec(columns: Columns) -> dict[str, Any] | None:
     """Returns dtypes and shapes, as `Partition.allocate` takes them; None where a column is not made of tensors."""
     found = {name: _spec(column) for name, column in columns.items()}
@@ -184,7 +189,7 @@ def spec(columns: Columns) -> dict[str, Any] | None:
 def _spec(column: Any) -> Any:
     if isinstance(column, torch.Tensor):
         return column.dtype, list(column.shape[1:])
-    if all(isinstance(row, torch.Tensor) for row in column):
+    if is_list_of_tensors(column):
         return column[0].dtype, [list(row.shape) for row in column]
     if all(isinstance(row, dict) for row in column):
         return spec({key: [row[key] for row in column] for key in column[0]})

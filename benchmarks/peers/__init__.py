@@ -24,6 +24,7 @@ class Peer:
         adapter: module of this package that talks to it.
         ways: names of the ways to use it, each measured by itself.
         tensor_ways: those of them that are for batches of tensors alone.
+        list_ways: those that are for batches with lists of tensors.
         requirements: of its environment, beside `COMMON`; None: it runs in ours.
         environment: its name; peers may share one.
         variables: what its processes find in `os.environ`.
@@ -38,6 +39,17 @@ class Peer:
     variables: tuple[tuple[str, str], ...] = ()
     secret: str = ""
     tensor_ways: tuple[str, ...] = ()
+    list_ways: tuple[str, ...] = ()
+
+    def ways_for(self, *, tensors: bool, lists: bool) -> tuple[str, ...]:
+        """Returns the ways that suit a batch.
+
+        Args:
+            tensors: whether all of its columns are tensors, or made of them.
+            lists: whether some column is a list of tensors.
+        """
+        unfit = {*(() if tensors else self.tensor_ways), *(() if lists else self.list_ways)}
+        return tuple(way for way in self.ways if way not in unfit)
 
 
 _MOONCAKE: Final = "mooncake-transfer-engine-non-cuda"
@@ -50,7 +62,13 @@ _RAY: Final = (
 )
 _RAY_SECRET: Final = "RAY_AUTH_TOKEN"
 _PEERS: Final = (
-    Peer(OURS, "ours", ("default", "copy=False", "in place"), tensor_ways=("in place",)),
+    Peer(
+        OURS,
+        "ours",
+        ("default", "copy=False", "jagged tensors", "in place"),
+        tensor_ways=("in place",),
+        list_ways=("jagged tensors",),
+    ),
     Peer(MEMCPY, "memcpy", ("np.copyto",)),
     Peer(
         "transferqueue", "transfer_queue_simple", ("SimpleStorage",), _TRANSFERQUEUE, "transferqueue", _RAY, _RAY_SECRET

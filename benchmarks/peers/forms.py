@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from benchmarks.workloads import Columns
+from benchmarks.workloads import Columns, is_list_of_tensors
 
 Array = np.ndarray[Any, Any]
 JOINED_BELOW_BYTES: Final = 4096
@@ -19,6 +19,14 @@ _TENSOR: Final = 1
 
 # A peer that hands out bytes hands out memory that may not be written; the batches are only read.
 warnings.filterwarnings("ignore", message="The given (buffer|NumPy array) is not writ")
+
+
+def jagged(columns: Columns) -> Columns:
+    """Returns the columns with a jagged tensor for each list of tensors."""
+    return {
+        name: torch.nested.as_nested_tensor(column, layout=torch.jagged) if is_list_of_tensors(column) else column
+        for name, column in columns.items()
+    }
 
 
 def samples(columns: Columns) -> list[dict[str, Any]]:

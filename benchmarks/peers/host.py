@@ -41,6 +41,7 @@ class Setup:
         rows: samples of the batch.
         fields: names of its columns.
         tensors: whether all of them are tensors.
+        lists: whether some of them are lists of tensors.
         storage: what the peer's storage answered when it was ready.
     """
 
@@ -52,6 +53,7 @@ class Setup:
     rows: int
     fields: tuple[str, ...]
     tensors: bool = False
+    lists: bool = False
     storage: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -59,8 +61,8 @@ class Setup:
         """Describes a workload."""
         columns = workloads.build(workload, seed, scale)
         size, rows = workloads.size_bytes(columns), workloads.rows_of(columns)
-        tensors = workloads.spec(columns) is not None
-        return cls(workload, seed, scale, "", size, rows, tuple(columns), tensors, storage)
+        tensors, lists = workloads.spec(columns) is not None, any(map(workloads.is_list_of_tensors, columns.values()))
+        return cls(workload, seed, scale, "", size, rows, tuple(columns), tensors, lists, storage)
 
 
 class Storage:

@@ -11,7 +11,7 @@ import numpy as np
 
 import tqclient as tq
 from benchmarks import workloads
-from benchmarks.peers import host
+from benchmarks.peers import forms, host
 from benchmarks.workloads import ROLLOUT_SOURCE, ROLLOUT_VALUES, Columns
 from tqclient.limits import MIB
 from tqclient.transport.mooncake.transport import MooncakeTransport
@@ -19,7 +19,7 @@ from tqserver.local import LocalCluster
 
 PARTITION: Final = "bench/compare"
 CRITIC, ACTOR = "critic", "actor"
-COPIES, IN_PLACE = "default", "in place"
+COPIES, JAGGED, IN_PLACE = "default", "jagged tensors", "in place"
 ARENA_SPARE_BYTES: Final = 512 * MIB
 ARENA_BATCHES: Final = 3
 """That fit into the arena at once: one that lies there, and two whose bytes may still be on their way back."""
@@ -67,12 +67,17 @@ class Source(host.Source):
         self._client = _connect(setup)
         self._partition = _partition(self._client)
         self._spec: Any = workloads.spec(self.columns)
+        self._given: Columns = self.columns
         self._filled: tuple[Any, float]
         self._put: dict[int, np.ndarray[Any, Any]] = {}
         self._lock = threading.Lock()
 
     def prepare(self, way: str, number: int) -> None:
-        """Allocates, and fills in, which the producer does in any case; only the first is of the put."""
+        """Does what the producer has done in any case: makes jagged tensors, or fills in what it allocates.
+
+        To allocate is of the put.
+        """
+        self._given = forms.jagged(self.columns) if way == JAGGED else self.columns
         if way != IN_PLACE:
             return
         start = time.perf_counter()
@@ -87,7 +92,7 @@ class Source(host.Source):
             writer, spent_s = self._filled
             ids = writer.commit()
         else:
-            ids = self._partition.put(self.columns)
+            ids = self._partition.put(self._given)
         with self._lock:
             self._put[number] = ids
         return spent_s

@@ -12,7 +12,7 @@ import transfer_queue as tq
 from omegaconf import OmegaConf
 from tensordict import NonTensorStack, TensorDict
 
-from benchmarks.peers import host, ray_store
+from benchmarks.peers import forms, host, ray_store
 from benchmarks.workloads import ROLLOUT_SOURCE, ROLLOUT_VALUES, Columns
 
 PARTITION: Final = "bench"
@@ -40,12 +40,8 @@ def _keys(number: int, rows: int) -> list[str]:
 
 
 def _native(column: Any) -> Any:
-    """Returns a column in the container that its documentation asks for."""
-    if isinstance(column, torch.Tensor):
-        return column
-    if all(isinstance(value, torch.Tensor) for value in column):
-        return torch.nested.as_nested_tensor(column, layout=torch.jagged)
-    return NonTensorStack.from_list(list(column))
+    """Returns a column, whose lists of tensors are jagged tensors already, in the container that it asks for."""
+    return column if isinstance(column, torch.Tensor) else NonTensorStack.from_list(list(column))
 
 
 class Source(host.Source):
@@ -59,7 +55,7 @@ class Source(host.Source):
 
     def prepare(self, way: str, number: int) -> None:
         """Makes a TensorDict of the batch, with a jagged tensor for each list of tensors."""
-        fields = {name: _native(column) for name, column in self.columns.items()}
+        fields = {name: _native(column) for name, column in forms.jagged(self.columns).items()}
         self._fields = TensorDict(fields, batch_size=[self.setup.rows])
 
     def put(self, way: str, number: int) -> None:

@@ -39,7 +39,7 @@ def test_we_are_compared_with_plain_copies_and_a_missing_peer_is_a_result(no_lea
         ("rollout", "redis", reason),
     ]
     assert status == 0
-    lanes = [("ours", "default"), ("ours", "copy=False"), ("memcpy", "np.copyto")]
+    lanes = [("ours", "default"), ("ours", "copy=False"), ("ours", "jagged tensors"), ("memcpy", "np.copyto")]
     assert [(row["peer"], row["way"], row["operation"]) for row in result["rows"]] == [
         (*lane, operation) for lane in lanes for operation in ("end to end", "put", "get")
     ]
@@ -55,7 +55,7 @@ def test_a_batch_of_tensors_is_put_in_place_as_well(no_leaks: None, tmp_path: Pa
     status, report, _ = bench(tmp_path, "compare", "multimodal", *options)
     result = report["compare"]
     assert (status, result["failures"]) == (0, [])
-    ways = ["default", "copy=False", "in place"]
+    ways = ["default", "copy=False", "jagged tensors", "in place"]
     assert [row["way"] for row in result["rows"] if row["operation"] == "end to end"] == ways
     assert all(row["times"]["median_ms"] > 0 for row in result["rows"])
 

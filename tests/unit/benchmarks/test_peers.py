@@ -16,7 +16,7 @@ import torch
 
 from benchmarks import workloads
 from benchmarks.machine import Usage, children_of
-from benchmarks.peers import COMMON, PEERS, Peer, forms, install
+from benchmarks.peers import COMMON, OURS, PEERS, Peer, forms, install
 from benchmarks.peers.host import Setup
 from benchmarks.peers.process import HOME, opened
 from benchmarks.soak import judge
@@ -42,6 +42,27 @@ def test_forms_lose_nothing() -> None:
     assert isinstance(columns["long"], list)
     assert [part.tolist() for part in columns["short"]] == [[0, 0, 1, 0, 1, 2], [0, 1, 3, 6]]
     assert workloads.digest(forms.from_numpy_columns(columns)) == expected
+
+
+def test_lists_of_tensors_become_jagged_tensors() -> None:
+    columns = forms.jagged(MIXED)
+    assert [name for name in columns if columns[name] is not MIXED[name]] == ["long", "short"]
+    assert columns["short"].layout == torch.jagged
+    assert [row.tolist() for row in columns["short"].unbind()] == [[0], [0, 1], [0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("workload", "expected"),
+    [
+        ("regular", ["default", "copy=False", "in place"]),
+        ("multimodal", ["default", "copy=False", "jagged tensors", "in place"]),
+        ("jagged", ["default", "copy=False", "jagged tensors"]),
+        ("small", ["default", "copy=False"]),
+    ],
+)
+def test_each_batch_goes_the_ways_that_suit_it(workload: str, expected: list[str]) -> None:
+    setup = setup_of(workload)
+    assert list(PEERS[OURS].ways_for(tensors=setup.tensors, lists=setup.lists)) == expected
 
 
 def test_arrays_move_out_of_a_value_and_back() -> None:
