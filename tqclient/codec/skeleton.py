@@ -319,15 +319,12 @@ class SkeletonReader:
 
     def all(self, stops: Sequence[int]) -> list[Any] | None:
         """All values, which have no tensors and arrays, up to where each ends; None: `next` can tell what is wrong."""
-        values, ends = [], []
-        unpack, tell = self._unpacker.unpack, self._unpacker.tell
+        tell = self._unpacker.tell
         try:
-            for _ in stops:
-                values.append(unpack())
-                ends.append(tell())
+            values = [value for stop, value in zip(stops, self._unpacker, strict=False) if tell() == stop]
         except Exception:  # a hostile skeleton reaches any constructor with any argument
             return None
-        return values if ends == list(stops) else None
+        return values if len(values) == len(stops) else None
 
     def _unpack(self, data: bytes) -> Any:
         return msgpack.unpackb(data, **self._options)

@@ -210,12 +210,12 @@ def _read_records(group: Group, reading: Reading) -> tuple[list[Any], bool]:
             "reading them needs allow_pickle=True, which runs the writer's code"
         )
     skeletons = read_rows([group], 0, reading, view=False)
-    leaves = read_rows([group], 1, reading, view=not reading.copy)
     data, stops = skeletons.data.tobytes(), skeletons.bounds[1:].tolist()
-    if not leaves.data.size:
+    if not group.node.streams[1].length:
         plain = SkeletonReader(data, allow_pickle=reading.allow_pickle).all(stops)
         if plain is not None:
-            return plain, leaves.is_view
+            return plain, False
+    leaves = read_rows([group], 1, reading, view=not reading.copy)
     reader = SkeletonReader(data, allow_pickle=reading.allow_pickle)
     bounds = leaves.bounds.tolist()
     values = []
