@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import re
 import shutil
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -265,13 +267,48 @@ def test_a_snapshot_without_room_leaves_no_trace(
     assert not list((tmp_path / "data").glob("snapshot-*"))
 
 
-def test_the_log_is_checkpointed_before_it_grows_without_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("size", "log_bytes"), [(40, 12 << 10), (4096, 16 << 10), (1 << 20, 1 << 20)])
+def test_the_log_is_checkpointed_before_it_grows_without_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, log_bytes: int
+) -> None:
+    """What a start has to read is the log, which takes three pages and more for the shortest record."""
     monkeypatch.setattr(module, "CHECKPOINT_BYTES", 64 << 10)
     journal = SqliteJournal(tmp_path / "data")
-    for _ in range(200):
-        journal.append([bytes(4096)])
-    assert (tmp_path / "data" / LOG).stat().st_size < (512 << 10) + wal.ROOM_STEP_BYTES  # 2.4 MB were written
+    longest = 0
+    for _ in range(4 * wal.ROOM_STEP_BYTES // log_bytes):  # four times the room that is laid out
+        journal.append([bytes(size)])
+        longest = max(longest, (tmp_path / "data" / LOG).stat().st_size)
+    assert longest <= (64 << 10) + wal.ROOM_STEP_BYTES + wal.ROOM_AHEAD_BYTES
     journal.close()
+
+
+def test_a_checkpoint_without_room_is_tried_again_when_the_log_is_as_much_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHECKPOINT_BYTES", 160 << 10)
+    journal = SqliteJournal(tmp_path / "data")
+    execute, tried, full = journal._execute, [], True
+    error = sqlite3.OperationalError("database or disk is full")
+
+    def refuse(statement: str, parameters: Sequence[object] = ()) -> sqlite3.Cursor:
+        if statement.startswith("PRAGMA wal_checkpoint"):
+            tried.append(journal.sequence)
+            if full:
+                raise error
+        return execute(statement, parameters)
+
+    monkeypatch.setattr(journal, "_execute", refuse)
+    for _ in range(60):
+        journal.append([b"a"])
+    assert [after - before for before, after in itertools.pairwise(tried)] == [10] * (len(tried) - 1)
+    assert len(tried) >= 5
+    full = False
+    for _ in range(10):
+        journal.append([b"a"])
+    assert end_of((tmp_path / "data" / LOG).read_bytes()) < 160 << 10
+    assert journal._room.used_bytes < 160 << 10
+    journal.close()
+    assert read(tmp_path / "data") == (0, [b"a"] * 70)
 
 
 def test_commits_write_over_room_that_was_laid_out(tmp_path: Path, seed: int) -> None:
