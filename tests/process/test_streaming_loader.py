@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 import tqclient as tq
@@ -100,6 +102,23 @@ def test_values_come_back_as_they_went_in(part: tq.Partition) -> None:
     assert batch["text"] == ["row 0", "row 1", "row 2"]
     assert batch.ids.tolist() == sorted(batch.ids.tolist())
     assert batch.attempts.tolist() == [1, 1, 1]
+
+
+def second_half(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.stack([lengths // 2, lengths], axis=1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_only_ranges_of_rows_are_read(no_leaks: None, part: tq.Partition, num_workers: int) -> None:
+    fill(part, 7)
+    ranges = {"tokens": second_half}
+    with StreamingLoader(part.consumer("trainer"), 4, num_workers=num_workers, prefetch=1, ranges=ranges) as loader:
+        seen = [(batch["number"].tolist(), [row.tolist() for row in batch.list("tokens")]) for batch in loader]
+    lengths = {number: number % 5 + 1 for number in range(7)}
+    expected = {number: [number] * (length - length // 2) for number, length in lengths.items()}
+    assert [(numbers, [expected[number] for number in numbers]) for numbers, _ in seen] == seen
+    assert [number for numbers, _ in seen for number in numbers] == list(range(7))
+    assert counts(part)["consumed"] == 7
 
 
 def test_leaving_early_gives_back_what_is_held(part: tq.Partition) -> None:
@@ -363,8 +382,12 @@ def test_what_cannot_be(part: tq.Partition, shared_cluster: LocalCluster) -> Non
         ((consumer, {"prefetch": -1}), "prefetch=-1"),
         ((consumer, {"num_workers": True}), "num_workers=True"),
         ((part, {}), "expected what Partition.consumer"),
+        ((consumer, {"ranges": {"tokens": (3, 1)}}), r"ranges\['tokens'\]"),
     ):
         with pytest.raises(tq.InvalidArgument, match=message):
             StreamingLoader(arguments[0], **arguments[1])  # type: ignore[arg-type]
+    for arguments in ({"transform": lambda batch: batch}, {"ranges": {"tokens": lambda lengths: lengths}}):
+        with pytest.raises(tq.InvalidArgument, match="functions of a module"):
+            iter(StreamingLoader(consumer, num_workers=2, **arguments))
     with pytest.raises(tq.InvalidArgument, match="give batch_size, max_tokens, or both"):
         next(iter(StreamingLoader(consumer, None)))

@@ -17,6 +17,7 @@ from tqclient.driver import Stubs, run_sync
 from tqclient.errors import ClaimTimeout, InvalidArgument, LeaseExpired, Sealed
 from tqclient.operations.claims import ClaimHandle, abandon, claim, renew, settle
 from tqclient.operations.consumers import ConsumerRef, Registration
+from tqclient.operations.ranges import Ranges, wanted_ranges
 from tqclient.schema import Form
 from tqclient.torch.batch import LoadedBatch
 
@@ -136,6 +137,31 @@ class Reach:
         return Consumer(client, replace(self.consumer, partition=partition))
 
 
+@dataclass(frozen=True)
+class Options:
+    """What a dataset is told beside its consumer; it travels to workers.
+
+    Attributes:
+        batch_size: as in `Consumer.claim`.
+        max_tokens: as in `Consumer.claim`.
+        ranges: as in `Consumer.claim`.
+        transform: makes of a `LoadedBatch` what is yielded.
+    """
+
+    batch_size: int | None
+    max_tokens: int | None = None
+    ranges: Ranges | None = None
+    transform: Transform | None = None
+
+    def __post_init__(self) -> None:
+        """Looks at the ranges, as far as that can be done without rows.
+
+        Raises:
+            InvalidArgument: one of them is no range.
+        """
+        wanted_ranges(self.ranges)
+
+
 class StreamingDataset(IterableDataset[Any]):
     """Batches of a consumer, one after the other, until its partition is sealed and drained.
 
@@ -149,6 +175,7 @@ class StreamingDataset(IterableDataset[Any]):
         batch_size: int | None = 64,
         *,
         max_tokens: int | None = None,
+        ranges: Ranges | None = None,
         transform: Transform | None = None,
     ) -> None:
         """Makes no call.
@@ -157,23 +184,22 @@ class StreamingDataset(IterableDataset[Any]):
             consumer: of a blocking client; whoever shares its name shares the samples, each of which goes to one.
             batch_size: as in `Consumer.claim`.
             max_tokens: as in `Consumer.claim`.
+            ranges: as in `Consumer.claim`.
             transform: makes of a `LoadedBatch` what is yielded.
 
         Raises:
-            InvalidArgument: it is no consumer of a blocking client.
+            InvalidArgument: it is no consumer of a blocking client, or there is something in `ranges` that is no range.
         """
         if not isinstance(consumer, Consumer):
             raise InvalidArgument(f"consumer={consumer!r}: expected what Partition.consumer of tq.connect() returns")
         self.consumer = consumer
-        self.batch_size = batch_size
-        self.max_tokens = max_tokens
-        self.transform = transform
+        self.options = Options(batch_size, max_tokens, ranges, transform)
 
     def __iter__(self) -> Iterator[Any]:
         if get_worker_info() is not None:
             # Its batches would be acked when they are fetched ahead, and lost with the process.
             raise InvalidArgument("DataLoader workers cannot ack after the step: use tq.torch.StreamingLoader")
-        claimer = Claimer(self)
+        claimer = Claimer(self.consumer, self.options)
         while (held := claimer.next()) is not None:
             handle, value = held
             settled = False
@@ -190,18 +216,20 @@ class StreamingDataset(IterableDataset[Any]):
 class Claimer:
     """Claims the batches of a dataset, one after the other; another thread may stop it."""
 
-    def __init__(self, dataset: StreamingDataset) -> None:
-        self._dataset = dataset
-        self._client = dataset.consumer._client
-        self._state = dataset.consumer._state
-        self._ref = dataset.consumer._ref
+    def __init__(self, consumer: Consumer, options: Options) -> None:
+        self._options = options
+        self._client = consumer._client
+        self._state = consumer._state
+        self._ref = consumer._ref
         self._stubs = InterruptibleStubs(self._client._connection.channels)
 
     def next(self) -> tuple[ClaimHandle, Any] | None:
         """Returns the next batch, transformed, with its claim; None: drained, or stopped."""
-        dataset = self._dataset
+        how = self._options
         while True:
-            operation = claim(self._state, self._ref, dataset.batch_size, True, None, max_tokens=dataset.max_tokens)
+            operation = claim(
+                self._state, self._ref, how.batch_size, True, None, max_tokens=how.max_tokens, ranges=how.ranges
+            )
             try:
                 handle, delivery = run_sync(operation, self._stubs)
             except ClaimTimeout:
@@ -210,8 +238,8 @@ class Claimer:
                 return None
             try:
                 value: Any = LoadedBatch(delivery.rows, delivery.columns, handle.step)
-                if dataset.transform is not None:
-                    value = dataset.transform(value)
+                if how.transform is not None:
+                    value = how.transform(value)
             except BaseException:
                 self.give_up(handle)
                 raise

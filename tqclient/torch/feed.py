@@ -164,7 +164,7 @@ class ThreadFeed(Feed):
     def __init__(self, dataset: StreamingDataset, prefetch: int, mover: Mover) -> None:
         super().__init__(mover)
         self._prefetch = prefetch
-        self._claimer = Claimer(dataset)
+        self._claimer = Claimer(dataset.consumer, dataset.options)
         self._thread = threading.Thread(target=self._run, name="tq-loader", daemon=True)
         self._thread.start()
 

@@ -13,6 +13,7 @@ import torch
 from tqclient.consumer import Consumer
 from tqclient.errors import InvalidArgument, LeaseExpired
 from tqclient.operations.claims import Verdict
+from tqclient.operations.ranges import Ranges
 from tqclient.torch.batch import LoadedBatch
 from tqclient.torch.dataset import StreamingDataset, Transform
 from tqclient.torch.devices import Mover
@@ -57,6 +58,7 @@ class StreamingLoader:
         num_workers: int = 0,
         pin_memory: bool | None = None,
         max_tokens: int | None = None,
+        ranges: Ranges | None = None,
         transform: Transform | None = None,
     ) -> None:
         """Makes no call; the first batches are fetched when it is iterated over.
@@ -71,12 +73,13 @@ class StreamingLoader:
             pin_memory: fetch into pinned memory, so that copies to the device go on beside the step; None: where the
                 device is CUDA. True without a device yields pinned tensors.
             max_tokens: as in `Consumer.claim`.
+            ranges: as in `Consumer.claim`; functions are picklable if there are workers.
             transform: makes of a `LoadedBatch`, still in host memory, what is yielded; picklable if there are workers.
 
         Raises:
-            InvalidArgument: out of bounds; the device is not there; workers for a consumer that has a topology.
+            InvalidArgument: out of bounds, or no range; no such device; workers for a consumer that has a topology.
         """
-        self.dataset = StreamingDataset(consumer, batch_size, max_tokens=max_tokens, transform=transform)
+        self.dataset = StreamingDataset(consumer, batch_size, max_tokens=max_tokens, ranges=ranges, transform=transform)
         self.prefetch = _count("prefetch", prefetch)
         self.num_workers = _count("num_workers", num_workers)
         if self.num_workers and consumer.topology is not None:

@@ -25,9 +25,9 @@ import torch
 import torch.multiprocessing
 
 from tqclient.codec import load_jagged
-from tqclient.errors import InternalError, LeaseExpired, TQError
+from tqclient.errors import InternalError, InvalidArgument, LeaseExpired, TQError
 from tqclient.operations.claims import ClaimHandle, Verdict
-from tqclient.torch.dataset import Claimer, Reach, StreamingDataset, Transform
+from tqclient.torch.dataset import Claimer, Options, Reach, StreamingDataset
 from tqclient.torch.devices import Mover
 from tqclient.torch.feed import Feed, Held
 
@@ -141,11 +141,20 @@ class _Worker:
         self.ended = False
         self._sending = threading.RLock()  # a finalizer may send inside any holder
         self._settling = threading.Lock()
-        arguments = (theirs, reach, dataset.batch_size, dataset.max_tokens, dataset.transform)
-        self._process = context.Process(target=work, args=arguments, name=f"tq-loader-{number}", daemon=True)
-        self._process.start()
+        self._process = context.Process(
+            target=work, args=(theirs, reach, dataset.options), name=f"tq-loader-{number}", daemon=True
+        )
+        try:
+            self._process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:  # nothing was started yet
+            self.pipe.close()
+            raise InvalidArgument(
+                f"a loader with workers sends them `transform` and `ranges`, which cannot be pickled here ({error}): "
+                "give functions of a module instead of lambdas and inner functions"
+            ) from error
+        finally:
+            theirs.close()
         self._name = f"loader worker {number} (process {self._process.pid})"
-        theirs.close()
 
     def send(self, *message: Any) -> None:
         """Tells the worker; one that has ended hears nothing."""
@@ -179,9 +188,7 @@ class _Worker:
         return self._name
 
 
-def work(
-    pipe: Connection, reach: Reach, batch_size: int | None, max_tokens: int | None, transform: Transform | None
-) -> None:
+def work(pipe: Connection, reach: Reach, options: Options) -> None:
     """What a worker process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the loader's process decides
     torch.set_num_threads(1)
@@ -191,10 +198,9 @@ def work(
     except TQError as error:
         pipe.send(("ended", error))
         return
-    dataset = StreamingDataset(consumer, batch_size, max_tokens=max_tokens, transform=transform)
     # The end of the session releases what is held.
     with consumer._client:
-        _Fetcher(pipe, Claimer(dataset)).run()
+        _Fetcher(pipe, Claimer(consumer, options)).run()
 
 
 class _Fetcher:

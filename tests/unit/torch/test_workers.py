@@ -13,7 +13,7 @@ from tqclient.operations.consumers import ConsumerRef
 from tqclient.samplers import Fifo
 from tqclient.schema import Form
 from tqclient.torch import workers
-from tqclient.torch.dataset import Reach
+from tqclient.torch.dataset import Options, Reach
 
 FORMS = {"tokens": Form("ragged", "torch", "int64"), "text": Form("list"), "reward": Form("dense", "torch", "float32")}
 
@@ -42,5 +42,5 @@ def test_a_worker_loads_what_takes_long_before_its_session_begins(
     monkeypatch.setattr(Reach, "connect", connect)
     consumer = ConsumerRef(PartitionRef(1, "p", FORMS), "c", fields, Fifo())
     pipe: Any = Pipe()
-    workers.work(pipe, Reach("host:1", "auto", None, None, 1.0, "p", consumer), 4, None, None)
+    workers.work(pipe, Reach("host:1", "auto", None, None, 1.0, "p", consumer), Options(4))
     assert done == [1, known, "connect", ("ended", refusal)]
