@@ -9,6 +9,7 @@ To see a check at work, break a line of tqserver/controller/core and run `pytest
 - accepted_and_running_are_within_the_bound: admission.py, `_staleness`: leave `admitted.running` out of the sum
 - no_more_versions_are_live_than_may_be: admission.py, `_versions`: `most + 1` for `most`
 - puts_and_claims_keep_pace: ratelimit.py, `lacks_for_put`: `self._off(0, 0)` for `self._off(rows, 0)`
+- a_snapshot_is_of_one_moment: snapshot.py, `_dump_partition`: `list(samples.group_sizes)` without `list`
 - nothing_is_kept_from_anybody: samplers/base.py, `has`: `view.count > request.batch_size`
 """
 
@@ -25,6 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, run_state_mach
 
 from tests.model.driver import LEASE, Driver
 from tqserver.controller.core import Core
+from tqserver.controller.core.snapshot import Capture
 
 Arguments = ParamSpec("Arguments")
 
@@ -51,11 +53,23 @@ class Machine(RuleBasedStateMachine):
 
     driver: Driver
     steps: ClassVar[int] = 0
+    _captured: tuple[Capture, bytes] | None = None
 
     @invariant()
     def indexes_agree(self) -> None:
         type(self).steps += 1
         self.driver.core.check_invariants()
+
+    @invariant()
+    @promise
+    def a_snapshot_is_of_one_moment(self) -> None:
+        """Whatever happens between looking at the state and putting it into bytes."""
+        if self._captured is not None:
+            capture, expected = self._captured
+            assert b"".join(capture.chunks()) == expected, "it changed meanwhile"
+            self._captured = None
+        elif type(self).steps % 4 == 0:
+            self._captured = self.driver.core.capture(), self.driver.core.snapshot()
 
     def teardown(self) -> None:
         """Replaying the journal gives the same state, byte for byte."""

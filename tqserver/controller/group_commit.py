@@ -8,8 +8,9 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple, NoReturn
 
 from tqclient.errors import StorageFull, TQError, Unavailable
@@ -20,6 +21,8 @@ GROUP_RECORDS_MAX: Final = 4096
 GROUP_BYTES_MAX: Final = 16 << 20
 SLICE_S: Final = 0.004
 """How long answering may keep the event loop from everything else at one time."""
+PAUSE_S: Final = 0.0002
+"""Between two pieces of a snapshot: in which the event loop takes the interpreter's lock, if it wants it."""
 PENDING_BYTES_MAX: Final = 512 << 20
 """Of records that wait for the disk; a call that would exceed it is told to come back."""
 JOURNAL_FAILED_STATUS: Final = 4
@@ -40,6 +43,19 @@ class Entry(NamedTuple):
     record: bytes
     durable: Callable[[int], None]
     refused: Callable[[TQError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a snapshot took.
+
+    Attributes:
+        size_bytes: of it.
+        seconds: of processor time.
+    """
+
+    size_bytes: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,25 +101,30 @@ class GroupCommit:
         self._pending_bytes += len(entry.record)
         self._queue.put(entry)
 
-    def save(self, sequence: int, state: bytes, done: Callable[[], None]) -> None:
+    def save(self, sequence: int, state: Iterable[bytes], done: Callable[[Saved], None]) -> None:
         """Writes a snapshot in a thread of its own, so that commits go on meanwhile.
 
         Args:
             sequence: of the last record that `state` covers; the end of a group.
-            state: the snapshot.
+            state: the snapshot, which that thread makes, piece by piece.
             done: called on the loop when it counts, or when there was no room for it.
         """
 
         def write() -> None:
             try:
-                self._journal.write_snapshot(sequence, state)
+                begun, chunks = time.thread_time(), []
+                for chunk in state:
+                    chunks.append(chunk)
+                    time.sleep(PAUSE_S)
+                saved = partial(done, Saved(sum(map(len, chunks)), time.thread_time() - begun))
+                self._journal.write_snapshot(sequence, chunks)
             except StorageFull as error:
                 _log.warning("no room for a snapshot; the journal grows until there is", error=str(error))
-                self._loop.call_soon_threadsafe(done)
+                self._loop.call_soon_threadsafe(saved)
             except Exception as error:
                 _die(error)
             else:
-                self._queue.put(_Snapshot(sequence, done))
+                self._queue.put(_Snapshot(sequence, saved))
 
         self._saver = threading.Thread(target=write, name="tq-snapshot", daemon=True)
         self._saver.start()

@@ -34,7 +34,6 @@ CHECKPOINT_BYTES: Final = 32 << 20
 """Of the write-ahead log: a start reads 130 MB of it in a second, and takes four times its memory for that."""
 TRIM_GROUPS_MAX: Final = 256
 """Of one deletion: a commit that waits behind it is held up for a few milliseconds."""
-SNAPSHOT_CHUNK_BYTES: Final = 4 << 20
 
 _UNREADABLE: Final = (sqlite3.Error, UnicodeDecodeError)
 """What a damaged database raises; a text in it, or in SQLite's message, may be no UTF-8 any more."""
@@ -121,8 +120,8 @@ class Journal(Protocol):
             JournalFailed: see there.
         """
 
-    def write_snapshot(self, sequence: int, state: bytes) -> None:
-        """Writes a snapshot beside the journal; may run in another thread meanwhile. It counts once installed.
+    def write_snapshot(self, sequence: int, state: Sequence[bytes]) -> None:
+        """Writes a snapshot, given in pieces, beside the journal; it counts once installed. May run in another thread.
 
         Raises:
             StorageFull, JournalFailed: as `append`.
@@ -437,20 +436,20 @@ class SqliteJournal:
         self._checkpoint_at = CHECKPOINT_BYTES
         return True
 
-    def write_snapshot(self, sequence: int, state: bytes) -> None:
+    def write_snapshot(self, sequence: int, state: Sequence[bytes]) -> None:
         """Writes a snapshot beside the journal; see `Journal`."""
         failpoints.hit(failpoints.SNAPSHOT_BEFORE)
         path = self._snapshot_path(sequence)
         draft = path.with_suffix(".draft")
-        head = _SNAPSHOT_HEAD.pack(_SNAPSHOT_MAGIC, sequence, len(state))
+        head = _SNAPSHOT_HEAD.pack(_SNAPSHOT_MAGIC, sequence, sum(map(len, state)))
         digest = xxhash.xxh3_64(head)
-        digest.update(state)
         with _disk("writing a snapshot"):
             try:
                 with open(draft, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
                     file.write(head)
-                    for start in range(0, len(state), SNAPSHOT_CHUNK_BYTES):
-                        file.write(memoryview(state)[start : start + SNAPSHOT_CHUNK_BYTES])
+                    for piece in state:
+                        digest.update(piece)
+                        file.write(piece)
                     file.flush()
                     failpoints.hit(failpoints.SNAPSHOT_MIDDLE)
                     file.write(digest.digest())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from tqserver.controller.group_commit import JOURNAL_FAILED_STATUS
 from tqserver.controller.journal import JournalFailed, SqliteJournal
 from tqserver.controller.pipeline import recover
 from tqserver.controller.service import SERVICE_NAME, ControllerService
+from tqserver.garbage import keep_collections_short
 from tqserver.security import Security
 from tqserver.serving import DaemonServer, announce, run_daemon
 
@@ -69,7 +69,7 @@ async def serve(config: ControllerConfig, stop: asyncio.Event) -> int:
     if added:
         _log.info("samplers were found", samplers=added)
     core = recover(journal, time.monotonic, config.session_lease)
-    gc.freeze()  # what was recovered lives long: collections need not walk through it
+    keep_collections_short()
     status = 0
 
     def lost_data() -> None:

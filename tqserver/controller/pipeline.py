@@ -13,7 +13,7 @@ from tqclient.wire.v1 import journal_pb2
 from tqserver import failpoints, logs
 from tqserver.controller.core import Core, Effect, Outcome
 from tqserver.controller.core.snapshot import without_gc
-from tqserver.controller.group_commit import Entry, GroupCommit
+from tqserver.controller.group_commit import Entry, GroupCommit, Saved
 from tqserver.controller.journal import Journal
 
 CORE_FAILED_STATUS: Final = 5
@@ -21,7 +21,7 @@ CORE_FAILED_STATUS: Final = 5
 SNAPSHOT_AFTER_BYTES: Final = 64 << 20
 """Of records, at the least, that make another snapshot worth while: directories are large, and quickly applied."""
 SNAPSHOT_AFTER_FACTOR: Final = 2
-"""Times the latest snapshot's bytes, which make it worth while when they are more than that."""
+"""Times what the latest snapshot took, in bytes or in seconds, make another one worth while, when that is more."""
 
 _log = logs.get("controller.pipeline")
 
@@ -98,6 +98,7 @@ class Pipeline:
         self._replay_budget = replay_budget
         self._records = 0
         self._replay_s = replayed
+        self._snapshot_s = 0.0
         self._saving = False
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at = 0.0
@@ -160,18 +161,15 @@ class Pipeline:
         if not ends_group or self._saving:
             return
         enough_bytes = max(SNAPSHOT_AFTER_BYTES, SNAPSHOT_AFTER_FACTOR * self._snapshot_bytes)
-        if (
-            self._records >= self._snapshot_records
-            or self._replay_s >= self._replay_budget
-            or self._records_bytes >= enough_bytes
-        ):
+        enough_s = max(self._replay_budget, SNAPSHOT_AFTER_FACTOR * self._snapshot_s)
+        if self._records >= self._snapshot_records or self._replay_s >= enough_s or self._records_bytes >= enough_bytes:
             self._saving = True
-            state = self.core.snapshot()
-            self._records, self._replay_s, self._records_bytes, self._snapshot_bytes = 0, 0.0, 0, len(state)
-            self._commit.save(self.core.sequence, state, self._saved)
+            self._records, self._replay_s, self._records_bytes = 0, 0.0, 0
+            self._commit.save(self.core.sequence, self.core.capture().chunks(), self._saved)
 
-    def _saved(self) -> None:
+    def _saved(self, saved: Saved) -> None:
         self._saving = False
+        self._snapshot_bytes, self._snapshot_s = saved.size_bytes, saved.seconds
 
     def _arm(self) -> None:
         """Sets the timer to the next deadline. Deadlines that are renewed meanwhile make it ring in vain, no more."""

@@ -70,7 +70,7 @@ def test_a_snapshot_replaces_the_records_before_it(
     monkeypatch.setattr(module, "TRIM_GROUPS_MAX", 10)
     for number in range(35):
         journal.append([b"%d" % number])
-    journal.write_snapshot(35, SNAPSHOT)
+    journal.write_snapshot(35, [SNAPSHOT[:1000], SNAPSHOT[1000:]])
     assert journal.snapshot() == (0, b"")  # it counts once installed
     journal.append([b"behind"])
     journal.install_snapshot(35)
@@ -79,7 +79,7 @@ def test_a_snapshot_replaces_the_records_before_it(
         trims += 1
     assert trims == 3
     assert list(journal.records()) == [(36, b"behind")]
-    journal.write_snapshot(36, SNAPSHOT)
+    journal.write_snapshot(36, [SNAPSHOT[:1000], SNAPSHOT[1000:]])
     journal.install_snapshot(36)
     assert [path.name for path in (tmp_path / "data").glob("snapshot-*")] == ["snapshot-00000000000000000036"]
     journal.close()
@@ -88,7 +88,7 @@ def test_a_snapshot_replaces_the_records_before_it(
 
 def test_snapshots_that_were_never_installed_are_removed(journal: SqliteJournal, tmp_path: Path) -> None:
     journal.append([b"a"])
-    journal.write_snapshot(1, SNAPSHOT)
+    journal.write_snapshot(1, [SNAPSHOT[:1000], SNAPSHOT[1000:]])
     journal.close()
     assert read(tmp_path / "data") == (0, [b"a"])
     assert not list((tmp_path / "data").glob("snapshot-*"))
@@ -108,7 +108,7 @@ class Damage:
         rng = random.Random(2)
         before = fill(journal, 12, rng)
         self.snapshot = sum(map(len, before))
-        journal.write_snapshot(self.snapshot, SNAPSHOT)
+        journal.write_snapshot(self.snapshot, [SNAPSHOT[:1000], SNAPSHOT[1000:]])
         journal.install_snapshot(self.snapshot)
         groups = fill(journal, 12, rng)
         if checkpointed:
@@ -263,7 +263,7 @@ def test_a_snapshot_without_room_leaves_no_trace(
     journal.append([b"a"])
     armed(monkeypatch, "snapshot-middle:ENOSPC")
     with pytest.raises(StorageFull):
-        journal.write_snapshot(1, SNAPSHOT)
+        journal.write_snapshot(1, [SNAPSHOT[:1000], SNAPSHOT[1000:]])
     assert not list((tmp_path / "data").glob("snapshot-*"))
 
 
@@ -387,7 +387,7 @@ def test_a_failed_record_is_passed_over_until_a_snapshot_covers_it(journal: Sqli
     assert failed(tmp_path / "data") == [2, 3]
     assert read(tmp_path / "data") == (0, [b"a"])
     opened = SqliteJournal(tmp_path / "data")
-    opened.write_snapshot(2, SNAPSHOT)
+    opened.write_snapshot(2, [SNAPSHOT[:1000], SNAPSHOT[1000:]])
     opened.install_snapshot(2)
     assert failed(tmp_path / "data") == [3]
     assert list(opened.records()) == []
@@ -424,7 +424,7 @@ def test_sizes_are_of_the_snapshot_and_of_what_lies_behind_it(journal: SqliteJou
     journal.append([b"a" * 10, b"b" * 20])
     journal.append([b"c" * 5])
     assert journal.sizes() == (0, 4 + 10 + 4 + 20 + 4 + 5)  # each behind its length
-    journal.write_snapshot(2, SNAPSHOT)
+    journal.write_snapshot(2, [SNAPSHOT[:1000], SNAPSHOT[1000:]])
     journal.install_snapshot(2)
     snapshot_bytes, records_bytes = journal.sizes()
     assert records_bytes == 4 + 5

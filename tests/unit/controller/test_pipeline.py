@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,7 +22,7 @@ from tqserver import failpoints
 from tqserver.controller import pipeline as module
 from tqserver.controller.core import Core, Effect, Outcome, SessionEnded, SessionOpened
 from tqserver.controller.failed import FailedRecords
-from tqserver.controller.group_commit import GroupCommit
+from tqserver.controller.group_commit import GroupCommit, Saved
 from tqserver.controller.journal import JournalDamaged, JournalLocked, SqliteJournal
 from tqserver.controller.pipeline import CORE_FAILED_STATUS, Pipeline, recover
 from tqserver.failpoints import Failpoints
@@ -80,7 +81,7 @@ def test_closing_waits_for_a_snapshot_that_is_being_written(tmp_path: Path, monk
     begun, goes_on = threading.Event(), threading.Event()
     write_snapshot = SqliteJournal.write_snapshot
 
-    def slow(journal: SqliteJournal, sequence: int, state: bytes) -> None:
+    def slow(journal: SqliteJournal, sequence: int, state: Sequence[bytes]) -> None:
         begun.set()
         goes_on.wait(30)
         write_snapshot(journal, sequence, state)
@@ -188,6 +189,37 @@ def test_a_process_that_fails_on_a_record_names_it_and_the_next_start_passes_ove
     journal.close()
 
 
+def saving(sequences: list[int], took: Saved) -> Callable[..., None]:
+    """Stands for `GroupCommit.save`: says at once what it took."""
+
+    def save(group_commit: GroupCommit, sequence: int, state: Iterable[bytes], done: Callable[[Saved], None]) -> None:
+        sequences.append(sequence)
+        done(took)
+
+    return save
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.0, [1, 2, 3, 4, 5, 6]), (2.4, [1, 6])])
+def test_a_snapshot_that_took_long_puts_off_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, expected: list[int]
+) -> None:
+    """Or a controller with a million blocks would do little else."""
+    saved: list[int] = []
+    monkeypatch.setattr(GroupCommit, "save", saving(saved, Saved(1000, seconds)))
+    ticks = itertools.count()
+    monkeypatch.setattr(module.time, "perf_counter", lambda: float(next(ticks)))  # each apply takes a second
+
+    async def run() -> None:
+        journal = SqliteJournal(tmp_path)
+        line = pipeline(recover(journal, time.monotonic, 10.0), journal, [], replay_budget=0.5)
+        for number in range(1, 7):
+            await line.execute(opening(number))
+        await asyncio.to_thread(line.close)
+
+    asyncio.run(run())
+    assert saved == expected
+
+
 def test_many_bytes_of_records_make_a_snapshot_and_more_of_them_when_it_is_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,15 +227,10 @@ def test_many_bytes_of_records_make_a_snapshot_and_more_of_them_when_it_is_large
     assert {len(record) for record in RECORDS} == {len(RECORDS[0])}
     saved: list[int] = []
 
-    def save(group_commit: GroupCommit, sequence: int, state: bytes, done: Callable[[], None]) -> None:
-        saved.append(sequence)
-        done()
-
     async def run(state_bytes: int, first: int, count: int) -> None:
         journal = SqliteJournal(tmp_path)
         core = recover(journal, time.monotonic, 10.0)
-        monkeypatch.setattr(Core, "snapshot", lambda core: bytes(state_bytes))
-        monkeypatch.setattr(GroupCommit, "save", save)
+        monkeypatch.setattr(GroupCommit, "save", saving(saved, Saved(state_bytes, 0.0)))
         line = pipeline(core, journal, [])
         for number in range(first, first + count):
             await line.execute(opening(number))

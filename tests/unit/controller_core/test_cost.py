@@ -115,6 +115,6 @@ def test_large_batches_are_cheap(large: tuple[Driver, int, int]) -> None:
 
 def test_snapshot_of_a_later_version_is_refused() -> None:
     data = Core().snapshot()
-    assert data.count(b"format\x01") == 1
-    with pytest.raises(UnsupportedVersion, match="format 2"):
-        Core.restore(data.replace(b"format\x01", b"format\x02"), 0.0)
+    assert data.count(b"format\x02") == 1
+    with pytest.raises(UnsupportedVersion, match="format 3, this controller reads up to 2"):
+        Core.restore(data.replace(b"format\x02", b"format\x03"), 0.0)

@@ -150,7 +150,7 @@ class Windows:
 
     def to_tree(self) -> list[Any]:
         """Returns what a snapshot keeps beside `retired`."""
-        live = [[*key, window.starts, window.ends, window.live] for key, window in self._live.items()]
+        live = [[*key, list(window.starts), list(window.ends), window.live] for key, window in self._live.items()]
         return [live, []]
 
     @classmethod

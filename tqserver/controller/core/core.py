@@ -428,9 +428,13 @@ class Core:
 
     # Snapshots.
 
+    def capture(self) -> snapshot.Capture:
+        """Returns the durable state as it is now, to be put into bytes later."""
+        return snapshot.Capture(self._state)
+
     def snapshot(self) -> bytes:
         """Returns the durable state; equal states have equal bytes."""
-        return snapshot.dump(self._state)
+        return b"".join(self.capture().chunks())
 
     @classmethod
     def restore(cls, data: bytes, now: float, *, session_lease: float = 10.0) -> Core:

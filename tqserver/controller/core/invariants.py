@@ -121,8 +121,7 @@ def _check_consumers(partition: Partition, state: State) -> None:
 
 def shares_of(consumer: Consumer) -> list[Share]:
     """Returns the shares of all of a consumer's DP ranks."""
-    replicas = consumer.ranks.replicas.values() if consumer.ranks is not None else ()
-    return [share for replica in replicas for share in replica.shares.values()]
+    return [] if consumer.ranks is None else consumer.ranks.shares()
 
 
 def _check_views(partition: Partition, consumer: Consumer) -> None:

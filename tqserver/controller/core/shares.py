@@ -137,6 +137,10 @@ class RankGroup:
         """Returns a DP rank, made on first use."""
         return self.replicas.setdefault(dp_rank, Replica())
 
+    def shares(self) -> list[Share]:
+        """Returns the shares of all DP ranks."""
+        return [share for replica in self.replicas.values() for share in replica.shares.values()]
+
     def active(self) -> list[int]:
         """Returns the DP ranks that a global batch is divided over."""
         gone = {dp_rank for dp_rank, replica in self.replicas.items() if replica.gone}

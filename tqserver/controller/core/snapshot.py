@@ -1,9 +1,17 @@
-"""The durable state as bytes, and back. Arrays travel as they are; what can be derived from them is not kept."""
+"""The durable state as bytes, and back. Arrays travel as they are; what can be derived from them is not kept.
+
+Nothing else of the controller goes on while the state is looked at, so that takes a few milliseconds: what may change
+is copied, and what is kept of blocks never does. To put a million of them into bytes takes seconds, and is left to
+another thread.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import itertools
+import struct
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -25,7 +33,13 @@ from tqserver.controller.core.shares import RankGroup, Replica, Share, Sizes
 from tqserver.controller.core.state import State
 from tqserver.controller.core.versions import LiveVersions
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+_BLOCK_NUMBERS: Final = {1: 6, FORMAT: 4}
+"""By format: of each block. The first had as well how many rows and claims refer to it, which those tell themselves."""
+SLICE: Final = 512
+"""Blocks, or values of a long list, that are put into bytes at one time: a millisecond."""
+PIECE_BYTES: Final = 16 << 10
+"""Smaller pieces are put together."""
 _COUNTERS: Final = (
     "sequence",
     "epoch",
@@ -42,27 +56,67 @@ _SAMPLE_ARRAYS: Final = ("ids", "version_min", "version_max", "group", "alive")
 _SAMPLE_DTYPES: Final = {"ids": "<i8", "version_min": "<i8", "version_max": "<i8", "group": "<i4", "alive": "|b1"}
 
 
-def dump(state: State) -> bytes:
-    """Returns the durable state: equal states, however reached, have equal bytes."""
-    leases = state.leases
-    tree = {
-        "format": FORMAT,
-        "counters": [getattr(state, name) for name in _COUNTERS],
-        "partitions": [_dump_partition(partition) for partition in state.partitions.values()],
-        "blocks": _dump_blocks(state.blocks),
-        "sessions": [[s.session, s.client_id, s.label, s.version] for s in leases.sessions.values()],
-        "claims": [
+class Capture:
+    """The durable state as it was at one moment, whatever becomes of it from then on."""
+
+    def __init__(self, state: State) -> None:
+        leases = state.leases
+        claims = [
             [
-                *(c.claim_id, c.session, c.partition_id, c.consumer, c.ids.astype("<i8").tobytes(), c.blocks),
+                *(c.claim_id, c.session, c.partition_id, c.consumer, c.ids.astype("<i8").tobytes(), list(c.blocks)),
                 *(c.lease_ms, c.membership),
             ]
             for c in leases.claims.values()
-        ],
-        "replies": state.replies.to_tree(),
-        "nodes": [node.SerializeToString(deterministic=True) for node in state.nodes.values()],
-        "arenas": list(state.arenas.items()),
-    }
-    return bytes(msgpack.packb(tree))
+        ]
+        # All of it is made here, copied, or never changes: `chunks` comes later.
+        self._tree: dict[str, Any] = {
+            "format": FORMAT,
+            "counters": [getattr(state, name) for name in _COUNTERS],
+            "partitions": [_dump_partition(partition) for partition in state.partitions.values()],
+            "blocks": _Blocks(state.blocks),
+            "sessions": [[s.session, s.client_id, s.label, s.version] for s in leases.sessions.values()],
+            "claims": claims,
+            "replies": state.replies.to_tree(),
+            "nodes": [node.SerializeToString(deterministic=True) for node in state.nodes.values()],
+            "arenas": list(state.arenas.items()),
+        }
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yields the bytes, in pieces that take a millisecond or two each: equal states have equal bytes."""
+        gathered: list[bytes] = []
+        size = 0
+        for piece in _pieces(msgpack.Packer(), self._tree):
+            gathered.append(piece)
+            size += len(piece)
+            if size >= PIECE_BYTES or len(gathered) >= SLICE:
+                yield b"".join(gathered)
+                gathered, size = [], 0
+        yield b"".join(gathered)
+
+
+def _pieces(packer: Any, value: Any) -> Iterator[bytes]:
+    if isinstance(value, _Blocks):
+        yield from value.pieces(packer)
+    elif isinstance(value, dict):
+        yield packer.pack_map_header(len(value))
+        for key, inner in value.items():
+            yield packer.pack(key)
+            yield from _pieces(packer, inner)
+    elif isinstance(value, list) and value and isinstance(value[0], list | dict):
+        yield packer.pack_array_header(len(value))
+        for inner in value:
+            yield from _pieces(packer, inner)
+    elif isinstance(value, list):
+        yield from _long(packer, value)
+    else:
+        yield packer.pack(value)
+
+
+def _long(packer: Any, values: Sequence[Any]) -> Iterator[bytes]:
+    """A list of small values, such as a million keys."""
+    yield packer.pack_array_header(len(values))
+    for low in range(0, len(values), SLICE):
+        yield b"".join(map(packer.pack, values[low : low + SLICE]))
 
 
 def load(data: bytes, now: float, session_lease: float) -> State:
@@ -73,8 +127,8 @@ def load(data: bytes, now: float, session_lease: float) -> State:
     """
     with without_gc():
         tree = msgpack.unpackb(data, strict_map_key=False)
-        if tree["format"] != FORMAT:
-            raise UnsupportedVersion(f"the snapshot has format {tree['format']}, this controller reads {FORMAT}")
+        if tree["format"] not in _BLOCK_NUMBERS:
+            raise UnsupportedVersion(f"the snapshot has format {tree['format']}, this controller reads up to {FORMAT}")
         leases = Leases(session_lease)
         state = State(leases)
         # A snapshot of an earlier release has fewer.
@@ -85,7 +139,6 @@ def load(data: bytes, now: float, session_lease: float) -> State:
             partition.changes.floor = state.sequence
             state.partitions[partition.partition_id] = partition
             state.names[partition.name] = partition.partition_id
-        _load_blocks(state.blocks, tree["blocks"])
         for row in tree["sessions"]:
             leases.sessions[row[0]] = Session(*row)
         for claim_id, session, partition_id, consumer, ids, blocks, lease_ms, *later in tree["claims"]:
@@ -94,6 +147,7 @@ def load(data: bytes, now: float, session_lease: float) -> State:
             if later and later[0] is not None:
                 leases.claims[claim_id].membership = Membership(*later[0])
             leases.sessions[session].claims[claim_id] = None
+        _load_blocks(state, tree["blocks"], _BLOCK_NUMBERS[tree["format"]])
         _load_places(state)
         leases.restart(now)
         state.replies = Replies.from_tree(tree["replies"])
@@ -129,9 +183,9 @@ def _dump_partition(partition: Partition) -> dict[str, Any]:
         "size_bytes": partition.size_bytes,
         "size": size,
         "arrays": [getattr(samples, name)[:size].astype(_SAMPLE_DTYPES[name]).tobytes() for name in _SAMPLE_ARRAYS],
-        "keys": samples.keys if any(samples.keys) else None,
-        "tags": samples.tags if any(samples.tags) else None,
-        "groups": [samples.group_values, samples.group_sizes],
+        "keys": list(samples.keys) if any(samples.keys) else None,
+        "tags": list(samples.tags) if any(samples.tags) else None,
+        "groups": [list(samples.group_values), list(samples.group_sizes)],
         "columns": [
             [name, c.form_bytes, c.block[:size].astype("<u8").tobytes(), c.row[:size].astype("<u4").tobytes()]
             for name, c in samples.columns.items()
@@ -166,7 +220,7 @@ def _dump_ranks(ranks: RankGroup | None) -> list[Any] | None:
 
 
 def _dump_share(s: Share) -> list[Any]:
-    fixed = [s.step, s.ids.astype("<i8").tobytes(), s.spec, list(s.fields), s.attempt, s.rows, s.blocks]
+    fixed = [s.step, s.ids.astype("<i8").tobytes(), s.spec, list(s.fields), s.attempt, s.rows, list(s.blocks)]
     return [*fixed, sorted(s.claims.items()), sorted(s.done), s.consumed]
 
 
@@ -267,31 +321,85 @@ def _load_samples(samples: SampleTable, row: dict[str, Any]) -> None:
     samples.count_shards()
 
 
-def _dump_blocks(blocks: BlockTable) -> dict[str, Any]:
-    records = list(blocks.live.values())
-    numbers = [(r.block_id, r.partition_id, r.rows, r.references, r.claims, len(r.extents)) for r in records]
-    extents = [extent for record in records for extent in record.extents]
-    nodes = list(dict.fromkeys(extent.node for extent in extents))
-    index = {node: at for at, node in enumerate(nodes)}
-    places = [(index[e.node], e.arena, e.offset, e.length, e.generation) for e in extents]
-    return {
-        "numbers": np.array(numbers, dtype="<u8").tobytes(),
-        "nodes": nodes,
-        "extents": np.array(places, dtype="<u8").tobytes(),
-        "directories": [record.directory for record in records],
-        "windows": blocks.windows.to_tree(),
-        "retired_windows": blocks.windows.retired,
-    }
+class _Blocks:
+    """Blocks as they are now: of what is kept of a record, nothing ever changes."""
+
+    def __init__(self, table: BlockTable) -> None:
+        self._records = list(table.live.values())
+        self._windows, self._retired = table.windows.to_tree(), dict(table.windows.retired)
+
+    def pieces(self, packer: Any) -> Iterator[bytes]:
+        """Yields them as `_load_blocks` takes them."""
+        records, nodes = self._records, dict[str, int]()
+        slices = [slice(low, low + SLICE) for low in range(0, len(records), SLICE)]
+        yield packer.pack_map_header(6)
+        yield packer.pack("numbers")
+        yield _bin_header(_BLOCK_NUMBERS[FORMAT] * 8 * len(records))
+        for part in slices:
+            numbers = [(r.block_id, r.partition_id, r.rows, len(r.extents)) for r in records[part]]
+            yield np.array(numbers, dtype="<u8").tobytes()
+        yield packer.pack("extents")
+        yield _bin_header(5 * 8 * sum(len(record.extents) for record in records))
+        for part in slices:
+            places = [
+                (nodes.setdefault(e.node, len(nodes)), e.arena, e.offset, e.length, e.generation)
+                for record in records[part]
+                for e in record.extents
+            ]
+            yield np.array(places, dtype="<u8").tobytes()
+        yield packer.pack("nodes")
+        yield packer.pack(list(nodes))
+        yield packer.pack("directories")
+        yield from _long(packer, [record.directory for record in records])
+        yield packer.pack("windows")
+        yield from _pieces(packer, self._windows)
+        yield packer.pack("retired_windows")
+        yield from _pieces(packer, self._retired)
 
 
-def _load_blocks(blocks: BlockTable, tree: dict[str, Any]) -> None:
+def _bin_header(size: int) -> bytes:
+    """What msgpack has before so many bytes."""
+    if size < 1 << 8:
+        return struct.pack(">BB", 0xC4, size)
+    return struct.pack(">BH", 0xC5, size) if size < 1 << 16 else struct.pack(">BI", 0xC6, size)
+
+
+def _load_blocks(state: State, tree: dict[str, Any], width: int) -> None:
     places = np.frombuffer(tree["extents"], dtype="<u8").reshape(-1, 5)
     nodes = [tree["nodes"][at] for at in places[:, 0].tolist()]
     extents = list(map(Extent, nodes, *(places[:, column].tolist() for column in range(1, 5))))
-    ids, partitions, rows, references, claims, counts = np.frombuffer(tree["numbers"], dtype="<u8").reshape(-1, 6).T
-    ends = np.cumsum(counts).tolist()
+    numbers = np.frombuffer(tree["numbers"], dtype="<u8").reshape(-1, width)
+    ids, partitions, rows = (numbers[:, column].tolist() for column in range(3))
+    ends = np.cumsum(numbers[:, -1]).tolist()
     groups = [tuple(extents[start:end]) for start, end in zip([0, *ends[:-1]], ends, strict=False)]
-    columns = (column.tolist() for column in (ids, partitions, rows))
-    records = map(BlockRecord, *columns, groups, tree["directories"], references.tolist(), claims.tolist())
-    blocks.live = {record.block_id: record for record in records}
-    blocks.windows = Windows.from_tree(tree["windows"], tree.get("retired_windows", {}))
+    references, claimed = _references(state, numbers[:, 0]), _claimed(state)
+    claims = map(claimed.get, ids, itertools.repeat(0)) if claimed else itertools.repeat(0)
+    records = map(BlockRecord, ids, partitions, rows, groups, tree["directories"], references, claims)
+    state.blocks.live = dict(zip(ids, records, strict=True))
+    state.blocks.windows = Windows.from_tree(tree["windows"], tree.get("retired_windows", {}))
+
+
+def _references(state: State, ids: NDArray[np.uint64]) -> list[int]:
+    """Live (sample, field) pairs that lie in each block.
+
+    Args:
+        state: with its partitions.
+        ids: of the blocks, uint64, ascending: a later block has a higher one.
+    """
+    counts = np.zeros(len(ids), np.int64)
+    for partition in state.partitions.values():
+        for column in partition.samples.columns.values():
+            written = column.block[: partition.samples.size]
+            counts += np.bincount(np.searchsorted(ids, written[written > 0]), minlength=len(ids))
+    found: list[int] = counts.tolist()
+    return found
+
+
+def _claimed(state: State) -> Counter[int]:
+    """Claims, and shares of DP ranks, that cover each block that some do."""
+    counts = Counter(block_id for claim in state.leases.claims.values() for block_id in claim.blocks)
+    for partition in state.partitions.values():
+        for consumer in partition.consumers.values():
+            for share in consumer.ranks.shares() if consumer.ranks is not None else ():
+                counts.update(share.blocks)
+    return counts
