@@ -16,6 +16,9 @@ WORKERS ?= 2
 
 EXAMPLES := grpo-ddp dpo-pairs sft-warm-start rollout-bridge verl-replay-buffer nemo-rl-data-plane roll-transfer-backend
 
+# Tests start hundreds of processes, each of which would compile this project where the environment forbids bytecode.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup proto check test chaos cuda demo bench clean examples $(EXAMPLES)
 
 help:  ## this list
