@@ -32,6 +32,7 @@ CALLERS = 8
 KEY_CHARS = 400
 ROWS = 16
 ENDS_SECONDS = 1.0
+JOIN_SECONDS = 20
 
 
 class _SmallDisk:
@@ -111,7 +112,8 @@ class _Caller:
                 self.error = error
 
     def retry(self) -> None:
-        self.acked += ids_of(self.client.call("Commit", self.pending).ids)
+        # One that asks when the process has ended waits for the next one.
+        self.acked += ids_of(self.client.call("Commit", self.pending, timeout=JOIN_SECONDS / 2).ids)
 
 
 def _located(client: Client, part: int, ids: list[int]) -> int:
@@ -197,7 +199,7 @@ def test_a_disk_that_fails_under_load_ends_the_process_and_nothing_acknowledged_
     assert daemon.child.wait(timeout=10) == JOURNAL_FAILED_STATUS
     assert time.monotonic() - begin <= ENDS_SECONDS
     for thread in threads:
-        thread.join(20)
+        thread.join(JOIN_SECONDS)
     assert {type(caller.error) for caller in callers} == {errors.Unavailable}
     assert daemon.child.stderr.count("rather than guess") == 1  # it did not try the same disk again
     daemon.start()

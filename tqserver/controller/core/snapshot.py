@@ -63,7 +63,7 @@ class Capture:
         leases = state.leases
         claims = [
             [
-                *(c.claim_id, c.session, c.partition_id, c.consumer, c.ids.astype("<i8").tobytes(), list(c.blocks)),
+                *(c.claim_id, c.session, c.partition_id, c.consumer, _bytes(c.ids, "<i8"), list(c.blocks)),
                 *(c.lease_ms, c.membership),
             ]
             for c in leases.claims.values()
@@ -169,6 +169,10 @@ def without_gc() -> Iterator[None]:
             gc.enable()
 
 
+def _bytes(array: NDArray[Any], dtype: str) -> bytes:
+    return array.astype(dtype, copy=False).tobytes()
+
+
 def _dump_partition(partition: Partition) -> dict[str, Any]:
     samples = partition.samples
     size = samples.size
@@ -182,17 +186,17 @@ def _dump_partition(partition: Partition) -> dict[str, Any]:
         "metadata": list(partition.metadata.items()),
         "size_bytes": partition.size_bytes,
         "size": size,
-        "arrays": [getattr(samples, name)[:size].astype(_SAMPLE_DTYPES[name]).tobytes() for name in _SAMPLE_ARRAYS],
+        "arrays": [_bytes(getattr(samples, name)[:size], _SAMPLE_DTYPES[name]) for name in _SAMPLE_ARRAYS],
         "keys": list(samples.keys) if any(samples.keys) else None,
         "tags": list(samples.tags) if any(samples.tags) else None,
         "groups": [list(samples.group_values), list(samples.group_sizes)],
         "columns": [
-            [name, c.form_bytes, c.block[:size].astype("<u8").tobytes(), c.row[:size].astype("<u4").tobytes()]
+            [name, c.form_bytes, _bytes(c.block[:size], "<u8"), _bytes(c.row[:size], "<u4")]
             for name, c in samples.columns.items()
         ],
         "consumers": [
             [
-                *(c.name, c.state[:size].tobytes(), c.attempts[:size].astype("<u2").tobytes(), c.last_fields),
+                *(c.name, c.state[:size].tobytes(), _bytes(c.attempts[:size], "<u2"), c.last_fields),
                 *(c.grants, list(c.granted_groups), _dump_ranks(c.ranks)),
             ]
             for c in partition.consumers.values()
@@ -202,7 +206,7 @@ def _dump_partition(partition: Partition) -> dict[str, Any]:
         "shards": [[shard, list(values.items())] for shard, values in partition.shards.items()],
         "producers": [list(partition.producers), partition.producers_died],
         "final": None if partition.final is None else partition.final.SerializeToString(deterministic=True),
-        "lengths": [[name, array[:size].astype("<u4").tobytes()] for name, array in samples.lengths.items()],
+        "lengths": [[name, _bytes(array[:size], "<u4")] for name, array in samples.lengths.items()],
     }
 
 
@@ -220,7 +224,7 @@ def _dump_ranks(ranks: RankGroup | None) -> list[Any] | None:
 
 
 def _dump_share(s: Share) -> list[Any]:
-    fixed = [s.step, s.ids.astype("<i8").tobytes(), s.spec, list(s.fields), s.attempt, s.rows, list(s.blocks)]
+    fixed = [s.step, _bytes(s.ids, "<i8"), s.spec, list(s.fields), s.attempt, s.rows, list(s.blocks)]
     return [*fixed, sorted(s.claims.items()), sorted(s.done), s.consumed]
 
 
