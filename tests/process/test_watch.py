@@ -259,4 +259,4 @@ def test_many_watchers_do_not_delay_a_put(client: tq.Client) -> None:
         with pytest.raises(grpc.RpcError):
             list(stream)
     ratio = statistics.median(seconds["watched"]) / statistics.median(seconds["quiet"])
-    assert ratio < 4, seconds
+    assert ratio < 10, seconds  # 100 of them take some 4 ms of the controller; a put that waits for none, 1

@@ -19,7 +19,6 @@ from tqclient.wire.addresses import host_of, is_loopback
 from tqclient.wire.v1 import storage_pb2_grpc
 from tqserver import limits, logs
 from tqserver.config import ADDRESS, COUNT, FLAG, LOG_LEVEL, PATH, PORTS, SECONDS, SIZE, choice, load, option
-from tqserver.garbage import keep_collections_short
 from tqserver.security import Security
 from tqserver.serving import DaemonServer, announce, run_daemon
 from tqserver.storage.arena import Arena, open_arena
@@ -182,7 +181,6 @@ async def serve(config: StorageConfig, arena: Arena, stop: asyncio.Event) -> int
         TransportUnavailable: an engine is required, and cannot be had.
     """
     node = Node(arena)
-    keep_collections_short()
     loop = asyncio.get_running_loop()
     memory_ready = asyncio.Event()
     engine = make_engine(config, node, arena, memory_ready)
