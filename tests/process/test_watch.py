@@ -258,5 +258,8 @@ def test_many_watchers_do_not_delay_a_put(client: tq.Client) -> None:
         stream.cancel()
         with pytest.raises(grpc.RpcError):
             list(stream)
-    ratio = statistics.median(seconds["watched"]) / statistics.median(seconds["quiet"])
-    assert ratio < 10, seconds  # 100 of them take some 4 ms of the controller; a put that waits for none, 1
+    # On a machine that is busy for a while, one third or another of the puts tells.
+    thirds = [slice(low, low + 10) for low in range(0, 30, 10)]
+    medians = [[statistics.median(seconds[name][third]) for name in ("watched", "quiet")] for third in thirds]
+    ratios = [among / alone for among, alone in medians]
+    assert min(ratios) < 4, seconds

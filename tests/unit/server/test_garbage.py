@@ -11,7 +11,7 @@ import pytest
 from tqserver import garbage
 
 CHILD = """
-import gc, time
+import gc, weakref
 from tqserver import garbage
 garbage.LONG_SECONDS = float("{limit}")
 garbage.keep_collections_short()
@@ -23,7 +23,6 @@ cycle = []
 cycle.append(cycle)
 del cycle
 assert gc.collect() >= 1, "what became garbage since is collected"
-import weakref
 class Held: pass
 held = Held()
 gone = weakref.ref(held)

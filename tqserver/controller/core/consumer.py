@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tqserver.controller.core import limits
 from tqserver.controller.core.groups import GroupIndex
 from tqserver.controller.core.priorities import PriorityIndex
-from tqserver.controller.core.shares import RankGroup
+from tqserver.controller.core.shares import RankGroup, Share
 from tqserver.controller.core.tags import TagFilter
 from tqserver.controller.core.view import View, ViewKey
 
@@ -121,6 +121,10 @@ class Consumer:
                 view.update(slots, matching & self._samples.written(view.key.fields, slots), matching)
             else:
                 view.close(slots)
+
+    def shares(self) -> list[Share]:
+        """Returns the shares of all of its DP ranks."""
+        return [] if self.ranks is None else self.ranks.shares()
 
     def forget_groups(self) -> None:
         """Samples changed their groups: which groups are complete is found out anew."""

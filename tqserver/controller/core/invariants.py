@@ -11,7 +11,6 @@ from tqserver.controller.core.admission import bound
 from tqserver.controller.core.consumer import GONE, LEASED, OPEN, STALE, STATES, Consumer
 from tqserver.controller.core.groups import GroupIndex
 from tqserver.controller.core.partition import Partition
-from tqserver.controller.core.shares import Share
 from tqserver.controller.core.state import State
 from tqserver.controller.core.tags import TagFilter
 
@@ -111,17 +110,12 @@ def _check_consumers(partition: Partition, state: State) -> None:
             for claim in state.leases.claims.values()
             if (claim.partition_id, claim.consumer) == (partition.partition_id, consumer.name)
         ]
-        held += [share.ids for share in shares_of(consumer) if not share.consumed]
+        held += [share.ids for share in consumer.shares() if not share.consumed]
         ids = np.concatenate(held) if held else np.empty(0, dtype=np.int64)
         _require(len(np.unique(ids)) == len(ids), "no sample is in two claims of a consumer")
         leased = samples.ids[:size][states == LEASED]
         _require(np.isin(leased, ids).all(), "leased samples are in a claim")
         _require(not np.isin(samples.ids[:size][(states != LEASED) & alive], ids).any(), "claimed samples are leased")
-
-
-def shares_of(consumer: Consumer) -> list[Share]:
-    """Returns the shares of all of a consumer's DP ranks."""
-    return [] if consumer.ranks is None else consumer.ranks.shares()
 
 
 def _check_views(partition: Partition, consumer: Consumer) -> None:
@@ -148,7 +142,7 @@ def _check_blocks(state: State, references: Counter[int]) -> None:
     blocks, leases = state.blocks, state.leases
     claimed = Counter(block_id for claim in leases.claims.values() for block_id in claim.blocks)
     consumers = [consumer for partition in state.partitions.values() for consumer in partition.consumers.values()]
-    shares = [share for consumer in consumers for share in shares_of(consumer)]
+    shares = [share for consumer in consumers for share in consumer.shares()]
     claimed.update(block_id for share in shares for block_id in share.blocks)
     held = {claim_id for share in shares for claim_id in share.claims.values()}
     members = {claim_id for claim_id, claim in leases.claims.items() if claim.membership is not None}

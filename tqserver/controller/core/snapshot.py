@@ -404,6 +404,6 @@ def _claimed(state: State) -> Counter[int]:
     counts = Counter(block_id for claim in state.leases.claims.values() for block_id in claim.blocks)
     for partition in state.partitions.values():
         for consumer in partition.consumers.values():
-            for share in consumer.ranks.shares() if consumer.ranks is not None else ():
+            for share in consumer.shares():
                 counts.update(share.blocks)
     return counts
