@@ -48,8 +48,8 @@ class Directories:
                     f"block {block_id} of this reply is gone: the claim ended before it was asked for again"
                 )
             block = rows.blocks.add(block_id=block_id)
-            for extent in record.extents:
-                block.extents.add(**extent._asdict())
+            for node, arena, offset, length, generation in record.extents:
+                block.extents.add(node=node, arena=arena, offset=offset, length=length, generation=generation)
             if block_id in sent:
                 sent.move_to_end(block_id)
                 continue

@@ -13,6 +13,7 @@ from tqclient.errors import BackpressureTimeout, InvalidArgument, Sealed
 from tqclient.wire.packing import I64, U8, unpack_array
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver.controller.core import effects, limits, validate
+from tqserver.controller.core.arrays import distinct
 from tqserver.controller.core.partition import Partition
 from tqserver.controller.core.permits import Permit
 from tqserver.controller.core.ratelimit import RateLimiter
@@ -100,7 +101,7 @@ def queue_of(state: State, request: pb.CommitRequest | pb.AcquirePermitRequest) 
         return False, b""
     if partition.live_versions is None or not request.version_max:
         return bool(request.permit), b""
-    return bool(request.permit), np.unique(np.frombuffer(request.version_max, dtype=I64)).tobytes()
+    return bool(request.permit), distinct(np.frombuffer(request.version_max, dtype=I64)).tobytes()
 
 
 def _incoming(partition: Partition, request: pb.CommitRequest) -> Incoming:
@@ -172,7 +173,7 @@ def demand(partition: Partition, put: Incoming) -> Demand:
 
 def _versions(partition: Partition, given: NDArray[np.int64], live: object, after: set[int]) -> str:
     most = partition.policy.capacity_versions
-    brought = np.unique(given[given >= 0])
+    brought = distinct(given[given >= 0])
     if len(brought) > most:
         raise InvalidArgument(f"{partition}: a put of {len(brought)} weight versions, but capacity_versions is {most}")
     if len(after) <= most:

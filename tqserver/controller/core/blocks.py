@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tqclient.errors import InvalidArgument
 from tqclient.limits import EXTENT_ALIGN
 from tqserver.controller.core import effects, limits
+from tqserver.controller.core.arrays import counted
 
 _KEY: Final = struct.Struct("<QQ")  # of a window: arena, generation
 
@@ -203,7 +204,7 @@ class BlockTable:
         emptied: list[BlockRecord] = []
         if not len(block_ids):  # new samples had no blocks before
             return emptied
-        unique, counts = np.unique(block_ids, return_counts=True)
+        unique, counts = counted(block_ids)
         for block_id, count in zip(unique.tolist(), counts.tolist(), strict=True):
             record = self.live[block_id]
             record.references -= count
@@ -279,23 +280,18 @@ class BlockTable:
 
     def extents_of(self, node: str, arena: int) -> NDArray[np.uint64]:
         """Returns uint64 [n, 4] (offset, length, generation, partition_id): every extent whose bytes must stay."""
-        rows = [
-            (extent.offset, extent.length, extent.generation, record.partition_id)
-            for table in (self.live, self.lingering)
-            for record in table.values()
-            for extent in record.extents
-            if extent.arena == arena and extent.node == node
-        ]
-        return np.array(rows, dtype=np.uint64).reshape(-1, 4)
+        found = _by_arena(chain(self.live.values(), self.lingering.values()))
+        return found.get((node, arena), np.empty((0, 4), np.uint64))
 
 
 def _by_arena(records: Iterable[BlockRecord]) -> dict[tuple[str, int], NDArray[np.uint64]]:
-    rows: dict[tuple[str, int], list[tuple[int, ...]]] = {}
+    rows: dict[tuple[str, int], list[int]] = {}
     for record in records:
-        for extent in record.extents:
-            row = (extent.offset, extent.length, extent.generation, record.partition_id)
-            rows.setdefault((extent.node, extent.arena), []).append(row)
-    return {key: np.array(value, dtype=np.uint64).reshape(-1, 4) for key, value in rows.items()}
+        partition_id = record.partition_id
+        for node, arena, offset, length, generation in record.extents:
+            row = rows.setdefault((node, arena), [])
+            row += (offset, length, generation, partition_id)
+    return {key: np.fromiter(row, np.uint64, len(row)).reshape(-1, 4) for key, row in rows.items()}
 
 
 def sealed_effects(records: Sequence[BlockRecord]) -> list[effects.Effect]:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqserver.controller.core import limits
+from tqserver.controller.core.arrays import grown
 from tqserver.controller.core.groups import GroupIndex
 from tqserver.controller.core.priorities import PriorityIndex
 from tqserver.controller.core.shares import RankGroup, Share
@@ -181,10 +182,3 @@ class Consumer:
             if view.filter is not None and view.open is not None:
                 matching = (view.filter, grown(view.open.ready[kept], capacity))
             self.views[key] = View(key, grown(view.ready[kept], capacity), matching)
-
-
-def grown(array: NDArray[Any], capacity: int) -> NDArray[Any]:
-    """Returns a copy of an array with zeros behind it, up to `capacity`."""
-    target = np.zeros(capacity, dtype=array.dtype)
-    target[: len(array)] = array
-    return target

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tqserver.controller.core.arrays import distinct
 from tqserver.controller.core.view import Bitmap
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class GroupIndex:
         groups, delta = groups[grouped], delta[grouped]
         self._reserve(len(self._samples.group_values))
         np.add.at(self._counts, groups, delta)
-        self._settle(np.unique(groups))
+        self._settle(distinct(groups))
 
     def _reserve(self, count: int) -> None:
         if count <= len(self._counts):
@@ -107,9 +108,9 @@ class Members:
         """Returns the ids for a group, ascending, each once."""
         later = np.array(self._later.get(group, ()), dtype=np.int64)
         if group + 1 >= len(self._ends):
-            return np.unique(later)
+            return distinct(later)
         first = self._ids[self._ends[group] : self._ends[group + 1]]
-        return np.unique(np.concatenate([first, later])) if len(later) else first
+        return distinct(np.concatenate([first, later])) if len(later) else first
 
 
 class DeclaredSizes:

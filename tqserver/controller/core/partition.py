@@ -14,6 +14,7 @@ from tqclient import limits as wire_limits
 from tqclient.errors import InvalidArgument, SampleNotFound
 from tqclient.wire.v1 import controller_pb2
 from tqserver.controller.core import limits
+from tqserver.controller.core.arrays import distinct
 from tqserver.controller.core.changes import Changes, removed
 from tqserver.controller.core.consumer import CONSUMED, DEAD, LEASED, OPEN, STALE, SURPLUS, Consumer
 from tqserver.controller.core.permits import Admitted
@@ -179,7 +180,7 @@ class Partition:
             if not consumer.granted_groups:
                 continue
             groups = self.samples.group[slots]
-            late = [g for g in np.unique(groups[groups >= 0]).tolist() if self._was_granted(consumer, g)]
+            late = [g for g in distinct(groups[groups >= 0]).tolist() if self._was_granted(consumer, g)]
             consumer.move(slots[np.isin(groups, late) & (consumer.state[slots] == OPEN)], SURPLUS)
 
     def _was_granted(self, consumer: Consumer, group: int) -> bool:
@@ -242,7 +243,7 @@ class Partition:
             return
         samples = self.samples
         if len(slots) != samples.live or not samples.alive[slots].all():
-            touched = np.unique(samples.group[slots])
+            touched = distinct(samples.group[slots])
             members = [samples.members(group) for group in touched[touched >= 0].tolist()]
             slots = np.concatenate([slots[samples.group[slots] < 0], *members])
         slots = slots[(consumer.state[slots] == OPEN) | (consumer.state[slots] == STALE)]

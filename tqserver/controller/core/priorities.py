@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tqserver.controller.core.arrays import distinct, grown
 from tqserver.controller.core.view import Bitmap
 
 FACTOR: Final = 2
@@ -55,7 +56,7 @@ class PriorityIndex:
             self._touched.append(known)
             self._touched_count += len(known)
         if self._touched_count > self._size:  # nobody asks: it need not grow for ever
-            self._touched = [np.unique(np.concatenate(self._touched))]
+            self._touched = [distinct(np.concatenate(self._touched))]
             self._touched_count = len(self._touched[0])
 
     def highest(
@@ -77,7 +78,7 @@ class PriorityIndex:
         fresh = np.arange(self._size, size)
         self._reserve(size)
         if self._touched:
-            touched = np.unique(np.concatenate(self._touched))
+            touched = distinct(np.concatenate(self._touched))
             self._touched, self._touched_count = [], 0
             moved = self._number[touched] != numbers[touched]
             self._assign(touched, ready[touched] & ~moved)
@@ -92,13 +93,11 @@ class PriorityIndex:
             return
         for name in ("_run_of", "_place", "_number"):
             old = getattr(self, name)
-            grown = np.zeros(max(size, 2 * len(old)), dtype=old.dtype)
-            grown[: len(old)] = old
-            setattr(self, name, grown)
+            setattr(self, name, grown(old, max(size, 2 * len(old))))
 
     def _assign(self, slots: NDArray[np.int64], mask: NDArray[np.bool_]) -> None:
         runs = self._run_of[slots]
-        for serial in np.unique(runs).tolist():
+        for serial in distinct(runs).tolist():
             mine = runs == serial
             self._runs[serial].ready.assign(self._place[slots[mine]], mask[mine])
 

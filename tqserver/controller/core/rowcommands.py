@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from tqclient.wire.packing import I64, pack_array
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver.controller.core import changes, effects, ranks, validate
+from tqserver.controller.core.arrays import distinct
 from tqserver.controller.core.samples import SampleTable
 from tqserver.controller.core.state import Effects, State
 
@@ -40,7 +41,7 @@ def _select(samples: SampleTable, request: pb.ClearRequest) -> NDArray[np.int64]
         return samples.with_prefix(request.prefix)
     else:
         slots = samples.find(validate.sample_ids(request.ids))
-    return np.unique(slots[slots >= 0])
+    return distinct(slots[slots >= 0])
 
 
 def set_tags(state: State, request: pb.SetTagsRequest, now: float, out: Effects) -> pb.SetTagsReply:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -14,7 +14,7 @@ from tqclient import limits as wire_limits
 from tqclient.errors import InvalidArgument
 from tqclient.schema import Form
 from tqserver.controller.core import limits, tags
-from tqserver.controller.core.consumer import grown
+from tqserver.controller.core.arrays import counted, grown
 from tqserver.controller.core.groups import DeclaredSizes, Members
 
 Slots = NDArray[np.int64]
@@ -54,6 +54,14 @@ def _span(slots: Slots) -> slice | None:
     if last - first + 1 != len(slots) or (last > first and not bool((slots[1:] > slots[:-1]).all())):
         return None
     return slice(first, last + 1)
+
+
+def _each(ask: Callable[[bytes], T], values: Sequence[bytes], dtype: type[np.generic]) -> NDArray[Any]:
+    """Returns what is said of each value, and asks once of equal ones where most are equal to others."""
+    different = set(values)
+    if 2 * len(different) < len(values):
+        ask = {value: ask(value) for value in different}.__getitem__
+    return np.fromiter(map(ask, values), dtype, len(values))
 
 
 @dataclass(slots=True)
@@ -175,12 +183,8 @@ class SampleTable:
         found = self._numbers.get(tag)
         if found is None:
             found = self._numbers[tag] = np.full(self.capacity, -np.inf)
-            distinct = set(self.tags)
-            if 2 * len(distinct) < len(self.tags):
-                known = {own: tags.number(own, tag) for own in distinct}
-                found[: self.size] = [known[own] for own in self.tags]
-            else:
-                found[: self.size] = [tags.number(own, tag) for own in self.tags]
+            if self.tagged:
+                found[: self.size] = _each(lambda own: tags.number(own, tag), self.tags, np.float64)
             if len(self._numbers) > limits.NUMBERED_TAGS_MAX:
                 self._numbers.popitem(last=False)
         self._numbers.move_to_end(tag)
@@ -188,8 +192,9 @@ class SampleTable:
 
     def matching(self, passes: tags.TagFilter, slots: Any) -> NDArray[np.bool_]:
         """Returns which samples a filter lets pass: bool, by entry of `slots`."""
-        chosen = self.tags[slots] if isinstance(slots, slice) else [self.tags[slot] for slot in slots.tolist()]
-        return np.fromiter(map(passes, chosen), dtype=np.bool_, count=len(chosen))
+        if not self.tagged:
+            return np.full(len(self.alive[slots]), passes(b""))
+        return _each(passes, self.tags[slots] if isinstance(slots, slice) else picked(self.tags, slots), np.bool_)
 
     def length_fields(self) -> list[str]:
         """Returns the fields whose rows have a length."""
@@ -339,7 +344,7 @@ class SampleTable:
         self._declare(slots, 1)
 
     def _count_groups(self, groups: NDArray[np.int64], sign: int) -> None:
-        unique, counts = np.unique(groups[groups >= 0], return_counts=True)
+        unique, counts = counted(groups[groups >= 0])
         for index, count in zip(unique.tolist(), counts.tolist(), strict=True):
             self.group_sizes[index] += sign * count
 
@@ -423,9 +428,13 @@ class SampleTable:
     def _forget_names(self, slots: Slots) -> None:
         """Drops the keys and tags of samples."""
         if self.keyed:
-            for key in picked(self.keys, slots):
-                if key:
-                    del self.key_ids[key]
+            if len(slots) == self.live:
+                self._key_ids = {}
+            else:
+                known = self.key_ids
+                for key in picked(self.keys, slots):
+                    if key:
+                        del known[key]
             _fill(self.keys, slots, "")
         if self.tagged:
             _fill(self.tags, slots, b"")

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from tqclient.errors import UnsupportedVersion
 from tqclient.schema import Form
 from tqclient.wire.v1 import controller_pb2
+from tqserver.controller.core.arrays import grown
 from tqserver.controller.core.blocks import BlockRecord, BlockTable, Extent, Windows
-from tqserver.controller.core.consumer import STATES, Consumer, grown
+from tqserver.controller.core.consumer import STATES, Consumer
 from tqserver.controller.core.dedup import Replies
 from tqserver.controller.core.partition import Partition
 from tqserver.controller.core.permits import Admitted

@@ -18,6 +18,7 @@ from tqclient.schema import Form
 from tqclient.wire.packing import I64, U8, U32, unpack_array, unpack_blobs, unpack_narrow, unpack_strings
 from tqclient.wire.v1 import common_pb2, controller_pb2
 from tqserver.controller.core import limits
+from tqserver.controller.core.arrays import are_distinct
 from tqserver.controller.core.blocks import Extent
 from tqserver.controller.core.policies import full_policy
 from tqserver.controller.core.samplers import Sampler, sampler_of
@@ -123,7 +124,7 @@ def sample_ids(data: bytes, *, rows: int | None = None, what: str = "ids") -> ND
 def distinct_ids(data: bytes, *, rows: int | None = None) -> NDArray[np.int64]:
     """Unpacks sample ids that must differ from each other."""
     ids = sample_ids(data, rows=rows)
-    if len(np.unique(ids)) != len(ids):
+    if not are_distinct(ids):
         raise InvalidArgument("ids: a sample is named twice")
     return ids
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from tqserver.controller.core.arrays import counted
 from tqserver.controller.core.samples import SampleTable, Slots
 
 
@@ -46,5 +47,5 @@ class LiveVersions:
 
 
 def _counted(versions: NDArray[np.int64]) -> list[tuple[int, int]]:
-    unique, counts = np.unique(versions[versions >= 0], return_counts=True)
+    unique, counts = counted(versions[versions >= 0])
     return list(zip(unique.tolist(), counts.tolist(), strict=True))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tqclient.errors import InternalError, InvalidArgument, TQError
+from tqserver.controller.core.arrays import are_distinct
 from tqserver.controller.core.samplers.base import Sampler, SampleRequest, Slots
 from tqserver.controller.core.view import View
 
@@ -53,7 +54,7 @@ class Custom(Sampler):
         chosen = np.asarray(self._call(self._sampler.sample, view, request))
         slots = chosen.astype(np.int64) if chosen.ndim == 1 and chosen.dtype.kind in "iu" else np.empty(0, np.int64)
         inside = len(slots) and slots.min() >= 0 and slots.max() < len(view.ready)
-        if not inside or len(slots) > request.batch_size or len(np.unique(slots)) != len(slots):
+        if not inside or len(slots) > request.batch_size or not are_distinct(slots):
             raise InternalError(f"sampler {self._name!r}: expected 1 to {request.batch_size} slots, each once")
         if not view.ready[slots].all():
             raise InternalError(f"sampler {self._name!r} chose samples that are not ready")

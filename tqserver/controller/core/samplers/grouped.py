@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tqclient.errors import InvalidArgument
+from tqserver.controller.core.arrays import counted, distinct
 from tqserver.controller.core.consumer import OPEN, STALE
 from tqserver.controller.core.samplers.balance import balanced
 from tqserver.controller.core.samplers.base import Sampler, SampleRequest, Slots, group_index, text
@@ -69,7 +70,7 @@ class WholeGroups(Sampler):
     def surplus(self, slots: Slots, request: SampleRequest) -> Slots:
         """The other members of the groups, but those that are settled."""
         samples, consumer = request.samples, request.consumer
-        members = [samples.members(group) for group in np.unique(samples.group[slots]).tolist()]
+        members = [samples.members(group) for group in distinct(samples.group[slots]).tolist()]
         rest = np.setdiff1d(np.concatenate(members), slots)
         unsettled: Slots = rest[(consumer.state[rest] == OPEN) | (consumer.state[rest] == STALE)]
         return unsettled
@@ -139,7 +140,7 @@ class SeqlenBalanced(WholeGroups):
         lengths = request.samples.lengths_of(request.params["field"], slots)
         unit = 1
         if self.whole_groups(request.params):
-            _, sizes = np.unique(request.samples.group[slots], return_counts=True)
+            _, sizes = counted(request.samples.group[slots])
             unit = int(sizes[0])
             if (sizes != unit).any():
                 raise InvalidArgument(f"groups of {sizes.min()} and {sizes.max()} members cannot be divided equally")
