@@ -24,9 +24,9 @@ BASE_ROWS: Final = 256
 BASE_BYTES: Final = {"full": 16 * MIB, "small": MIB}
 LIVE: Final = {"full": (1_000, 1_000_000), "small": (1_000, 20_000)}
 LIVE_BATCH_ROWS: Final = 64
-BYTES_MAX, ROWS_MAX, LIVE_MAX = 18.0, 4.0, 1.5
-"""Times as long as before an operation may take: for 16 times the bytes; for 16 times the rows, of as many bytes; and
-in a partition with a thousand times the samples."""
+BYTES_MAX, ROWS_MAX, LIVE_MAX, APART_MAX = 18.0, 4.0, 1.5, 8.0
+"""Times as long as before an operation may take: for 16 times the bytes; for 16 times the rows, of as many bytes; in a
+partition with a thousand times the samples; and for rows that were put one by one."""
 WARM_UP: Final = 3
 SPARE_BYTES: Final = 1024 * MIB
 KINDS: Final[tuple[Kind, ...]] = ("one tensor", "list of tensors")
@@ -34,22 +34,24 @@ KINDS: Final[tuple[Kind, ...]] = ("one tensor", "list of tensors")
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What is put at once: one float32 field.
+    """What is put, and read at once: one float32 field.
 
     Attributes:
         kind: how the producer holds it.
         rows: samples.
         size_bytes: of all rows together.
+        apart: each row is put by itself.
     """
 
     kind: Kind
     rows: int
     size_bytes: int
+    apart: bool = False
 
     @property
     def partition(self) -> str:
         """Where it goes: batches that are held in another way have another form."""
-        return f"bench/{self.kind}, {self.rows} rows, {self.size_bytes} bytes"
+        return f"bench/{self.kind}, {self.rows} rows{' apart' * self.apart}, {self.size_bytes} bytes"
 
     def build(self) -> Any:
         """Returns the values: float32 `[rows, n]`, or as many float32 `[n]`, each with memory of its own."""
@@ -111,7 +113,8 @@ def _with_bytes_and_rows(address: str, size: int, repeats: int, progress: Progre
     base = {kind: Batch(kind, BASE_ROWS, size) for kind in KINDS}
     longer = {kind: Batch(kind, BASE_ROWS, size * FACTOR) for kind in KINDS}
     more = {kind: Batch(kind, BASE_ROWS * FACTOR, size) for kind in KINDS}
-    batches = [*base.values(), *longer.values(), *more.values()]
+    apart = {kind: Batch(kind, BASE_ROWS, size, apart=True) for kind in KINDS}
+    batches = [*base.values(), *longer.values(), *more.values(), *apart.values()]
     times = _rounds(address, (_producer, _consumer), batches, repeats, progress)
     for work, larger, bound in (
         (f"{FACTOR} × the bytes", longer, BYTES_MAX),
@@ -121,6 +124,9 @@ def _with_bytes_and_rows(address: str, size: int, repeats: int, progress: Progre
             for operation in ("put", "get"):
                 less, most = (Spread.of(times[batch][operation]) for batch in (base[kind], larger[kind]))
                 yield Growth(work, kind, operation, less, most, bound)
+    for kind in KINDS:
+        less, most = (Spread.of(times[batch]["get"]) for batch in (base[kind], apart[kind]))
+        yield Growth(f"{BASE_ROWS} puts of a row, not one of all", kind, "get", less, most, APART_MAX)
 
 
 def _with_samples(address: str, live: tuple[int, int], repeats: int, progress: Progress) -> Iterator[Growth]:
@@ -170,13 +176,20 @@ def _producer(pipe: Connection, address: str, batches: list[Batch]) -> None:
 
         def put(batch: Batch, _: None) -> tuple[Times, Any]:
             start = time.perf_counter()
-            ids = parts[batch].put({"value": values[batch]})
+            if batch.apart:
+                ids = np.concatenate([parts[batch].put({"value": row}) for row in _rows(values[batch])])
+            else:
+                ids = parts[batch].put({"value": values[batch]})
             return {"put": time.perf_counter() - start}, ids
 
         def drop(batch: Batch, ids: Any) -> None:
             parts[batch].clear(ids=ids)
 
         serve(pipe, {"ready": lambda: None, "once": put, "drop": drop})
+
+
+def _rows(values: Any) -> list[Any]:
+    return [values[row : row + 1] for row in range(len(values))]
 
 
 def _consumer(pipe: Connection, address: str, batches: list[Batch]) -> None:

@@ -30,18 +30,18 @@ class Counters:
         self._lock = threading.Lock()
         self._counts: dict[str, list[int]] = {}
 
-    def read(self, path: str, size_bytes: int) -> None:
-        """Counts a read that succeeded."""
-        self._add(path, 0, size_bytes)
+    def read(self, path: str, size_bytes: int, blocks: int = 1) -> None:
+        """Counts reads of blocks that succeeded."""
+        self._add(path, 0, size_bytes, blocks)
 
     def wrote(self, path: str, size_bytes: int) -> None:
         """Counts a write that succeeded."""
         self._add(path, 2, size_bytes)
 
-    def _add(self, path: str, position: int, size_bytes: int) -> None:
+    def _add(self, path: str, position: int, size_bytes: int, blocks: int = 1) -> None:
         with self._lock:
             counts = self._counts.setdefault(path, [0, 0, 0, 0])
-            counts[position] += 1
+            counts[position] += blocks
             counts[position + 1] += size_bytes
 
     def traffic(self) -> dict[str, Traffic]:

@@ -55,6 +55,7 @@ def test_growth_sets_little_beside_much(no_leaks: None, tmp_path: Path) -> None:
     assert [(each["operation"], each["bound"]) for each in report["growth"]] == [
         *[("put", 18), ("get", 18)] * 2,
         *[("put", 4), ("get", 4)] * 2,
+        *[("get", 8)] * 2,
         ("put", 1.5),
         ("claim", 1.5),
     ]

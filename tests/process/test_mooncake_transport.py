@@ -18,7 +18,7 @@ from tests.harness.supervisor import stop_processes
 from tests.process.storage_rig import Rig, wait_for
 from tqclient.errors import InvalidArgument, TransportUnavailable, Unavailable
 from tqclient.limits import KIB, MIB
-from tqclient.transport import BufferPool, Place, open_transport
+from tqclient.transport import BufferPool, Place, Read, open_transport
 from tqclient.transport.mooncake import MooncakeTransport
 from tqclient.transport.mooncake.engine import Engine
 from tqclient.transport.mooncake.gather import GatherPort
@@ -152,6 +152,29 @@ def test_scattered_rows_are_a_few_transfers_and_far_apart_ones_are_gathered(node
         node.get(rows)  # of an extent that is not sealed: the node's stream would refuse it
         assert {name: node.moved(before)[name] for name in ("transfers", "gathers")} == {"transfers": 0, "gathers": 1}
     assert node.transport.stats()["registrations"] == 1
+
+
+def test_many_small_extents_are_one_gather_and_a_large_one_is_none(node: Node) -> None:
+    node.put(DATA.size)
+
+    def read(starts: list[int], length: int) -> dict[str, int]:
+        wanted = []
+        for start in starts:
+            offset, generation = node.window.offset + start, node.window.generation
+            extent = common_pb2.Extent(
+                arena=node.transport.arena, offset=offset, length=length + 100, generation=generation
+            )
+            wanted.append(Read(extent, np.array([(13, length)], np.uint64)))
+        before = node.transport.stats()
+        for start, found in zip(starts, node.transport.read_many(wanted, timeout=20), strict=True):
+            assert np.array_equal(found.view(13, length), DATA[start + 13 : start + 13 + length])
+        return {name: node.moved(before)[name] for name in ("transfers", "gathers")}
+
+    assert read(list(range(0, 640_000, 1280)), 777) == {"transfers": 0, "gathers": 1}
+    assert read([], 1) == {"transfers": 0, "gathers": 0}
+    alone = read([6 * MIB], 5 * MIB)
+    assert alone["transfers"] >= 1
+    assert alone["gathers"] == 0
 
 
 def test_a_gather_from_an_engine_that_was_killed_is_unavailable_and_its_successor_serves(node: Node) -> None:

@@ -18,7 +18,7 @@ from tqclient.codec.kinds.ragged import load_jagged, make_jagged, share_offsets
 from tqclient.codec.layout import Layout
 from tqclient.codec.normalise import Records, Shared, normalise
 from tqclient.codec.plan import Plan, measure
-from tqclient.codec.reading import Part, read_column
+from tqclient.codec.reading import Gathered, Part, gather, read_column
 from tqclient.codec.skeleton import NESTING_MAX
 from tqclient.codec.values import dumps, loads, same_rows
 
@@ -28,6 +28,7 @@ __all__ = [
     "NESTING_MAX",
     "Clip",
     "Column",
+    "Gathered",
     "Layout",
     "Part",
     "Plan",
@@ -35,6 +36,7 @@ __all__ = [
     "Shared",
     "allocate",
     "dumps",
+    "gather",
     "load_jagged",
     "loads",
     "make_jagged",

@@ -27,6 +27,8 @@ PARALLEL_UNIT_MIN: Final = 128 * KIB
 """xxhash keeps the interpreter's lock for smaller units: where nothing is copied in between, threads take turns."""
 HUGE_ROW_BYTES: Final = 40 * PARALLEL_UNIT_MIN
 """From here on a unit is a tenth of a quarter of a row, at most, and may be one that threads hash side by side."""
+_FEW: Final = 8
+"""So many checksums are compared one by one: an array for them takes longer to make."""
 PIECE_BYTES: Final = 512 * KIB
 """Copied, then hashed: small enough to be in the cache still, large enough that the interpreter does not show."""
 
@@ -109,8 +111,13 @@ def first_mismatch(data: NDArray[np.uint8], unit: int, expected: NDArray[np.uint
     Returns:
         The index within `data` of the first unit that differs, or None.
     """
-    different = np.flatnonzero(digests(data, unit) != expected)
-    return int(different[0]) if different.size else None
+    if len(expected) > _FEW:
+        different = np.flatnonzero(digests(data, unit) != expected)
+        return int(different[0]) if different.size else None
+    for index, digest in enumerate(expected.tolist()):
+        if _digest(data[index * unit : (index + 1) * unit]) != digest:
+            return index
+    return None
 
 
 def first_mismatch_at(

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -29,6 +30,10 @@ _PREFIX: Final = struct.Struct("<4sIIIQQ")  # magic, format, critical, fields, r
 _NODE: Final = struct.Struct("<BBHIIIII")  # kind, container, flags, children, name and dtype bytes, dimensions, streams
 _STREAM: Final = struct.Struct("<QQBBHI")  # offset, length, width of a count, log2 of the unit, 2 reserved
 _CHECKSUM: Final = struct.Struct("<Q")
+SIZE_AT: Final = 24
+"""Where a directory says how large its block is, ..."""
+COUNTS_AT: Final = _STREAM.size
+"""... and where, from the entry of a stream on, its row counts come; then its checksums."""
 
 COLUMNS_MAX: Final = 1 << 16
 """Columns of one block, structs' children included."""
@@ -37,6 +42,12 @@ DIMENSIONS_MAX: Final = 64
 DENSE, RAGGED, STRUCT, TEXT, BYTES, RECORD, SHARED = range(1, 8)
 _FORM_KIND: Final = {DENSE: "dense", RAGGED: "ragged", STRUCT: "struct", TEXT: "list", BYTES: "list", RECORD: "list"}
 _CONTAINERS: Final = ("", "torch", "numpy", "nested")
+_COUNTS: Final = {width: np.dtype(f"<u{width}") for width in (1, 2, 4, 8)}
+_DIGEST: Final = np.dtype("<u8")
+_KNOWN_HEADS: Final = 1024
+"""Heads of columns that are remembered, each of ..."""
+_KNOWN_HEAD_BYTES: Final = 1024
+"""... so many bytes at most: one-row puts of a field have the same."""
 FLAG_PICKLE: Final = 1
 """Some value of this record column was pickled."""
 
@@ -49,9 +60,9 @@ class StreamSize(NamedTuple):
     unit: int
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Stream:
-    """One run of payload: the rows of a column back to back.
+    """One run of payload: the rows of a column back to back. Nobody changes one: threads share it.
 
     Attributes:
         offset: of its first byte within the block.
@@ -61,6 +72,7 @@ class Stream:
         item_bytes: bytes per item; a row has `counts[row]` items, or one when `counts` is None.
         counts: unsigned [rows], as narrow as it was written.
         checksums: uint64, one per unit.
+        entry: where the directory tells of it.
     """
 
     offset: int
@@ -70,17 +82,24 @@ class Stream:
     item_bytes: int
     counts: NDArray[Any] | None
     checksums: NDArray[np.uint64]
-    _bounds: list[NDArray[np.int64]] = field(default_factory=list, compare=False, repr=False)
+    entry: int
+    _bounds: NDArray[np.int64] | None = field(default=None, repr=False)
+
+    @property
+    def entry_end(self) -> int:
+        """Where that ends."""
+        counts_bytes = 0 if self.counts is None else self.counts.nbytes
+        return self.entry + COUNTS_AT + counts_bytes + self.checksums.nbytes
 
     def bounds(self) -> NDArray[np.int64]:
         """int64 [rows + 1]: row i is bytes bounds[i]:bounds[i + 1] of the stream."""
-        if not self._bounds:
+        if self._bounds is None:
             counts = np.ones(self.rows, np.int64) if self.counts is None else self.counts
             bounds = np.zeros(self.rows + 1, np.int64)
             np.cumsum(counts, dtype=np.int64, out=bounds[1:])
             bounds *= self.item_bytes
-            self._bounds.append(bounds)
-        return self._bounds[0]
+            self._bounds = bounds
+        return self._bounds
 
     def extents(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(starts, stops) in bytes within the stream, int64 [len(rows)] each."""
@@ -218,6 +237,20 @@ def build(
     return body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))
 
 
+class _Head(NamedTuple):
+    """What the head of a column says: the same in each block that its field is put in.
+
+    The form lacks a struct's children; of a shared column it has the shape alone.
+    """
+
+    name: str
+    kind: int
+    form: Form
+    flags: int
+    children: int
+    streams: tuple[tuple[int, bool], ...]
+
+
 class _Cursor:
     """Reads a directory front to back, never past its end."""
 
@@ -225,31 +258,38 @@ class _Cursor:
         self.body = body
         self.position = 0
         self.payload_end = payload
+        self.streams = (0, 0)  # where the bytes of the first one begin, and of the last one end
         self.columns = 0
         self.critical = 0
 
-    def take(self, size: int) -> memoryview:
-        if size > len(self.body) - self.position:
-            raise CorruptBlock(f"the directory ends within a part of {size} bytes at {self.position}")
-        part = self.body[self.position : self.position + size]
-        self.position += size
-        return part
+    def skip(self, size: int) -> int:
+        """Goes past a part; returns where it begins."""
+        position = self.position
+        if size > len(self.body) - position:
+            raise CorruptBlock(f"the directory ends within a part of {size} bytes at {position}")
+        self.position = position + size
+        return position
 
     def unpack(self, form: struct.Struct) -> tuple[Any, ...]:
-        return form.unpack(self.take(form.size))
+        return form.unpack_from(self.body, self.skip(form.size))
 
-    def text(self, size: int) -> str:
-        try:
-            return str(self.take(size), "utf-8")
-        except UnicodeDecodeError:
-            raise CorruptBlock("a name in the directory is not UTF-8") from None
+    def array(self, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
+        position = self.skip(dtype.itemsize * count)
+        return np.frombuffer(self.body, dtype, count, position) if count else np.empty(0, dtype)
+
+    def head(self) -> _Head:
+        start = self.skip(_NODE.size)
+        *_, name_bytes, dtype_bytes, dimensions, _ = _NODE.unpack_from(self.body, start)
+        self.skip(name_bytes + dtype_bytes + 8 * dimensions)
+        head = bytes(self.body[start : self.position])
+        return _known_head(head) if len(head) <= _KNOWN_HEAD_BYTES else _parse_head(head)
 
 
-def parse(directory: bytes) -> tuple[int, int, tuple[Node, ...]]:
+def parse(directory: bytes) -> tuple[int, int, tuple[Node, ...], tuple[int, int]]:
     """Decodes a directory.
 
     Returns:
-        (rows, size_bytes, fields). Counts and checksums are views of `directory`.
+        (rows, size_bytes, fields, (start, stop) of all their bytes). Counts and checksums are views of `directory`.
 
     Raises:
         CorruptBlock: it is cut, damaged, or contradicts itself.
@@ -269,39 +309,55 @@ def parse(directory: bytes) -> tuple[int, int, tuple[Node, ...]]:
         raise CorruptBlock(f"{rows} rows, {fields} fields or {size_bytes} bytes are more than any block may have")
     if size_bytes < cursor.payload_end:
         raise CorruptBlock(f"a block of {size_bytes} bytes is shorter than its header and directory")
-    nodes = tuple(_parse_node(cursor, rows, size_bytes, DEPTH_MAX) for _ in range(fields))
+    nodes = tuple([_parse_node(cursor, rows, size_bytes, DEPTH_MAX) for _ in range(fields)])
     if cursor.position != len(body):
         raise CorruptBlock(f"{len(body) - cursor.position} bytes follow the directory's last column")
     if cursor.payload_end != size_bytes:
         raise CorruptBlock(f"the streams end at {cursor.payload_end}, but the block at {size_bytes}")
     if len({node.name for node in nodes}) != len(nodes):
         raise CorruptBlock("two fields of the block have one name")
-    return rows, size_bytes, nodes
+    return rows, size_bytes, nodes, cursor.streams
 
 
 def _parse_node(cursor: _Cursor, rows: int, size_bytes: int, depth: int) -> Node:
-    kind, container, flags, children, name_bytes, dtype_bytes, dimensions, streams = cursor.unpack(_NODE)
+    name, kind, form, flags, children, streams = cursor.head()
     cursor.columns += 1
     if depth == 0 or cursor.columns > COLUMNS_MAX:
         raise CorruptBlock(f"columns nest deeper than {DEPTH_MAX} or are more than {COLUMNS_MAX}")
-    if not DENSE <= kind <= SHARED or container >= len(_CONTAINERS) or dimensions > DIMENSIONS_MAX:
-        raise CorruptBlock(f"column kind {kind}, container {container} or {dimensions} dimensions do not exist")
     if kind == SHARED and not cursor.critical & CRITICAL_SHARED:
         raise CorruptBlock("a column of shared values in a block that says it has none")
-    if (children != 1) if kind == SHARED else (children > 0) != (kind == STRUCT):
-        raise CorruptBlock(f"a column of kind {kind} has {children} children")
-    name, dtype = cursor.text(name_bytes), cursor.text(dtype_bytes)
-    shape = tuple(np.frombuffer(cursor.take(8 * dimensions), "<i8").tolist())
-    item_bytes = _item_bytes(kind, _CONTAINERS[container], dtype, shape, streams)
-    parsed = tuple(_parse_stream(cursor, rows, size_bytes, size, path=name) for size in item_bytes)
-    child_rows = _shared_values(shape, rows, parsed[0], name) if kind == SHARED else rows
-    nodes = tuple(_parse_node(cursor, child_rows, size_bytes, depth - 1) for _ in range(children))
+    parsed = tuple([_parse_stream(cursor, rows, size_bytes, *each, name) for each in streams])
+    if not children:
+        return Node(name, kind, form, flags, parsed, ())
+    child_rows = _shared_values(form.shape, rows, parsed[0], name) if kind == SHARED else rows
+    nodes = tuple([_parse_node(cursor, child_rows, size_bytes, depth - 1) for _ in range(children)])
     if kind == SHARED:
         return Node(name, kind, nodes[0].form, flags, parsed, nodes)
     if len({node.name for node in nodes}) != len(nodes):
         raise CorruptBlock(f"two children of column {name!r} have one name")
-    form = Form(_FORM_KIND[kind], _CONTAINERS[container], dtype, shape, tuple((node.name, node.form) for node in nodes))  # type: ignore[arg-type]
-    return Node(name, kind, form, flags, parsed, nodes)
+    return Node(
+        name, kind, replace(form, children=tuple((node.name, node.form) for node in nodes)), flags, parsed, nodes
+    )
+
+
+def _parse_head(head: bytes) -> _Head:
+    kind, container, flags, children, name_bytes, _, dimensions, streams = _NODE.unpack_from(head)
+    if not DENSE <= kind <= SHARED or container >= len(_CONTAINERS) or dimensions > DIMENSIONS_MAX:
+        raise CorruptBlock(f"column kind {kind}, container {container} or {dimensions} dimensions do not exist")
+    if (children != 1) if kind == SHARED else (children > 0) != (kind == STRUCT):
+        raise CorruptBlock(f"a column of kind {kind} has {children} children")
+    text, shape_bytes = head[_NODE.size : len(head) - 8 * dimensions], head[len(head) - 8 * dimensions :]
+    try:
+        name, dtype = text[:name_bytes].decode(), text[name_bytes:].decode()
+    except UnicodeDecodeError:
+        raise CorruptBlock("a name in the directory is not UTF-8") from None
+    shape = tuple(np.frombuffer(shape_bytes, "<i8").tolist())
+    items = _item_bytes(kind, _CONTAINERS[container], dtype, shape, streams)
+    form = Form(_FORM_KIND.get(kind, "list"), _CONTAINERS[container], dtype, shape)  # type: ignore[arg-type]
+    return _Head(name, kind, form, flags, children, tuple(items))
+
+
+_known_head: Final = lru_cache(_KNOWN_HEADS)(_parse_head)
 
 
 def _shared_values(shape: tuple[int, ...], rows: int, picks: Stream, path: str) -> int:
@@ -351,23 +407,30 @@ def _item_bytes(kind: int, container: str, dtype: str, shape: tuple[int, ...], s
     return expected
 
 
-def _parse_stream(cursor: _Cursor, rows: int, size_bytes: int, item: tuple[int, bool], path: str) -> Stream:
+def _parse_stream(cursor: _Cursor, rows: int, size_bytes: int, item_bytes: int, counted: bool, path: str) -> Stream:
+    entry = cursor.position
     offset, length, width, unit_log2, _, _ = cursor.unpack(_STREAM)
-    item_bytes, counted = item
     if offset != cursor.payload_end or offset % ALIGN or length > size_bytes - offset:
         raise CorruptBlock(f"a stream of column {path!r}, [{offset}, +{length}], lies out of place or out of the block")
     cursor.payload_end = aligned(offset + length)
-    if (width not in (1, 2, 4, 8)) if counted else width != 0:
+    if length:
+        cursor.streams = (cursor.streams[0] or offset, offset + length)
+    if (width not in _COUNTS) if counted else width != 0:
         raise CorruptBlock(f"column {path!r} has row counts of {width} bytes")
     unit = 1 << min(unit_log2, 63)
     if not UNIT_MIN <= unit <= UNIT_MAX:
         raise CorruptBlock(f"column {path!r} has a checksum unit of {unit} bytes")
-    counts = np.frombuffer(cursor.take(rows * width), f"<u{width}") if counted else None
+    counts = cursor.array(_COUNTS[width], rows) if counted else None
+    if counts is None:
+        items = rows
+    elif rows == 1:
+        items = largest = int(counts[0])
+    else:
+        items, largest = int(counts.sum(dtype=np.uint64)), int(counts.max(initial=0))
     # Each count is below 2^44 and there are at most 2^20, so that their sum cannot wrap.
-    if counts is not None and int(counts.max(initial=0)) >= limits.BLOCK_BYTES_MAX:
+    if counts is not None and largest >= limits.BLOCK_BYTES_MAX:
         raise CorruptBlock(f"a row of column {path!r} is longer than any block")
-    items = rows if counts is None else int(counts.sum(dtype=np.uint64))
     if items * item_bytes != length:
         raise CorruptBlock(f"the rows of column {path!r} have {items * item_bytes} bytes, but its stream has {length}")
-    checksums = np.frombuffer(cursor.take(8 * unit_count(length, unit)), "<u8")
-    return Stream(offset, length, unit, rows, item_bytes, counts, checksums)
+    checksums = cursor.array(_DIGEST, unit_count(length, unit))
+    return Stream(offset, length, unit, rows, item_bytes, counts, checksums, entry)

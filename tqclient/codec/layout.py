@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.codec import directory as _directory
 from tqclient.codec.clips import Clip, row_lengths, spans
+from tqclient.codec.family import Family, families
 from tqclient.codec.header import ALIGN, Header
 from tqclient.errors import CorruptBlock, InvalidArgument
 from tqclient.schema import Form
@@ -21,13 +21,38 @@ class Layout:
     Attributes:
         rows: of the block.
         size_bytes: of the block.
-        fields: their names, in the order in which they were put.
+        family: of blocks of one row that it was parsed with, and its place among them; None: it was parsed by itself.
     """
 
-    def __init__(self, rows: int, size_bytes: int, nodes: tuple[_directory.Node, ...]) -> None:
+    __slots__ = ("_directory", "_fields", "_nodes", "_payload", "family", "rows", "size_bytes")
+
+    def __init__(
+        self,
+        rows: int,
+        size_bytes: int,
+        fields: dict[str, _directory.Node],
+        payload: tuple[int, int],
+        *,
+        family: tuple[Family, int] | None = None,
+        directory: bytes = b"",
+    ) -> None:
+        """Use `parse`, `parse_many` or `open`.
+
+        Args:
+            rows: of the block.
+            size_bytes: of the block.
+            fields: its columns by name; of a member of a family, those of the family's first block.
+            payload: (start, stop) of the bytes of all fields; stop is 0 where there are none.
+            family: see above.
+            directory: of a member of a family, which is parsed by itself if somebody asks for one of its columns.
+        """
         self.rows = rows
         self.size_bytes = size_bytes
-        self._nodes = {node.name: node for node in nodes}
+        self.family = family
+        self._payload = payload
+        self._directory = directory
+        self._fields = fields
+        self._nodes = fields if family is None else None
 
     @classmethod
     def parse(cls, directory: bytes) -> Layout:
@@ -37,7 +62,21 @@ class Layout:
             CorruptBlock: it is cut, damaged, or contradicts itself.
             UnsupportedVersion: a newer format, or a feature that this reader lacks.
         """
-        return cls(*_directory.parse(directory))
+        rows, size_bytes, nodes, payload = _directory.parse(directory)
+        return cls(rows, size_bytes, {node.name: node for node in nodes}, payload)
+
+    @classmethod
+    def parse_many(cls, directories: Sequence[bytes]) -> list[Layout | None]:
+        """Decodes those of many directories that differ in numbers alone; None: `parse` it by itself."""
+        return [
+            None if found is None else cls._of_member(*found, directory)
+            for directory, found in zip(directories, families(directories), strict=True)
+        ]
+
+    @classmethod
+    def _of_member(cls, family: Family, block: int, directory: bytes) -> Layout:
+        payload = family.start, int(family.stops[block])
+        return cls(1, int(family.sizes[block]), family.fields, payload, family=(family, block), directory=directory)
 
     @classmethod
     def open(cls, block: NDArray[np.uint8]) -> Layout:
@@ -53,10 +92,16 @@ class Layout:
             raise CorruptBlock(f"header and directory disagree: {header.size_bytes} and {layout.size_bytes} bytes")
         return layout
 
-    @cached_property
+    @property
     def fields(self) -> tuple[str, ...]:
-        """Names of the fields."""
-        return tuple(self._nodes)
+        """Names of the fields, in the order in which they were put."""
+        return tuple(self._fields)
+
+    @property
+    def _own(self) -> dict[str, _directory.Node]:
+        if self._nodes is None:
+            self._nodes = {node.name: node for node in _directory.parse(self._directory)[2]}
+        return self._nodes
 
     def node(self, field: str) -> _directory.Node:
         """The column of a field, or of a child of a struct (`mm.pixel_values`).
@@ -64,30 +109,26 @@ class Layout:
         Raises:
             InvalidArgument: the block has none of that name.
         """
-        if field in self._nodes:
-            return self._nodes[field]
-        candidates: Iterable[_directory.Node] = self._nodes.values()
-        rest = field
-        while rest:
-            # A key may hold dots: the longest name that fits goes first.
-            fitting = [node for node in candidates if rest == node.name or rest.startswith(node.name + ".")]
-            if not fitting:
-                break
-            node = max(fitting, key=lambda node: len(node.name))
-            if rest == node.name:
-                return node
-            candidates, rest = node.inner.children, rest[len(node.name) + 1 :]
-        raise InvalidArgument(f"the block has no field {field!r}; it has {', '.join(map(repr, self._nodes))}")
+        return find(self._own, field)
 
-    @cached_property
+    @property
     def payload(self) -> NDArray[np.uint64]:
         """The bytes of the block that hold all rows of all fields, uint64 [n, 2]: (offset, length); n is 0 or 1."""
-        leaves = (leaf for node in self._nodes.values() for leaf in node.leaves())
-        streams = [stream for leaf in leaves for stream in leaf.streams if stream.length]
-        if not streams:
-            return np.zeros((0, 2), np.uint64)
-        start, stop = streams[0].offset, streams[-1].offset + streams[-1].length
-        return np.array([(start, stop - start)], np.uint64)
+        start, stop = self._payload
+        return np.array([(start, stop - start)] if stop else [], np.uint64).reshape(-1, 2)
+
+    def whole(self, fields: Collection[str]) -> NDArray[np.uint64]:
+        """The bytes of the block that hold all rows of some fields, as `ranges`.
+
+        Raises:
+            InvalidArgument: no such field.
+        """
+        if set(fields) == self._fields.keys():
+            return self.payload
+        if self.family is None or not set(fields) <= self._fields.keys():
+            return np.concatenate([self.ranges(name) for name in fields])
+        family, block = self.family
+        return family.ranges(block, fields)
 
     def form(self, field: str) -> Form:
         """The form of a field."""
@@ -132,6 +173,24 @@ class Layout:
         return _merge(*map(np.concatenate, zip(*runs, strict=True)))
 
 
+def find(nodes: Mapping[str, _directory.Node], field: str) -> _directory.Node:
+    """Finds a field, or a child of a struct, among a block's columns; raises as `Layout.node`."""
+    if field in nodes:
+        return nodes[field]
+    candidates: Iterable[_directory.Node] = nodes.values()
+    rest = field
+    while rest:
+        # A key may hold dots: the longest name that fits goes first.
+        fitting = [node for node in candidates if rest == node.name or rest.startswith(node.name + ".")]
+        if not fitting:
+            break
+        node = max(fitting, key=lambda node: len(node.name))
+        if rest == node.name:
+            return node
+        candidates, rest = node.inner.children, rest[len(node.name) + 1 :]
+    raise InvalidArgument(f"the block has no field {field!r}; it has {', '.join(map(repr, nodes))}")
+
+
 def _unit_runs(
     node: _directory.Node, rows: NDArray[np.int64] | None, clips: Sequence[Clip]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
@@ -168,5 +227,15 @@ def check_rows(rows: NDArray[np.int64], count: int) -> None:
     Raises:
         InvalidArgument: one is out of bounds.
     """
-    if rows.size and (int(rows.min()) < 0 or int(rows.max()) >= count):
-        raise InvalidArgument(f"rows {int(rows.min())} to {int(rows.max())} of a block that has {count}")
+    if not rows.size:
+        return
+    low, high = (int(rows[0]),) * 2 if rows.size == 1 else (int(rows.min()), int(rows.max()))
+    if low < 0 or high >= count:
+        raise InvalidArgument(f"rows {low} to {high} of a block that has {count}")
+
+
+def is_everything(rows: NDArray[np.int64], count: int) -> bool:
+    """Says whether these are all rows of a block of `count`, in their order."""
+    if len(rows) != count or count < 2:
+        return len(rows) == count and (not count or int(rows[0]) == 0)
+    return rows[0] == 0 and rows[-1] == count - 1 and bool((rows[1:] > rows[:-1]).all())

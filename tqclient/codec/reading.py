@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.codec.clips import Clip, join_clips
-from tqclient.codec.directory import DENSE, RAGGED, SHARED, STRUCT
+from tqclient.codec.directory import DENSE, RAGGED, SHARED, STRUCT, Node
 from tqclient.codec.kinds import dense, ragged, record, shared, struct
 from tqclient.codec.kinds.base import Column
-from tqclient.codec.layout import Layout, check_rows
+from tqclient.codec.layout import Layout, check_rows, find, is_everything
 from tqclient.codec.parallel import Later
 from tqclient.codec.streams import Allocate, Fetch, Group, Locate, Reading
 from tqclient.errors import CorruptBlock, InvalidArgument
@@ -32,6 +34,8 @@ class Part:
             made only where a view would keep much more alive than it shows. 0: it is not.
         locate: finds many stretches at once, within the same bytes as `fetch`; None: each is fetched.
         clips: columns of which less than whole rows are wanted; the same ones, in the same order, in all parts.
+        memory: that `fetch` gives views of, uint8, with byte i of the block at `origin + i`; None: it is not told.
+        origin: see there.
     """
 
     layout: Layout
@@ -40,11 +44,88 @@ class Part:
     owned_bytes: int = 0
     locate: Locate | None = None
     clips: tuple[Clip, ...] = ()
+    memory: NDArray[np.uint8] | None = None
+    origin: int = 0
+
+
+class Gathered(NamedTuple):
+    """The parts that come from one block, or from the one-row blocks of a family, together; see `gather`.
+
+    Attributes:
+        part: one of them.
+        rows: int64, of all.
+        at: int64 [len(rows)]: the place of each in delivery order.
+        clips: of all.
+        place: as in `Group`.
+        fields: of a family, the columns of all of its blocks.
+    """
+
+    part: Part
+    rows: NDArray[np.int64]
+    at: NDArray[np.int64]
+    clips: tuple[Clip, ...]
+    place: int
+    fields: Mapping[str, Node] | None = None
+
+    def node(self, field: str) -> Node:
+        """The column of a field; raises InvalidArgument when there is none."""
+        return self.part.layout.node(field) if self.fields is None else find(self.fields, field)
+
+
+def gather(parts: Sequence[Part]) -> list[Gathered]:
+    """Brings the parts of each block together; a shuffled batch alternates between its blocks row by row.
+
+    Fields that have the same parts share the outcome.
+
+    Raises:
+        InvalidArgument: a row out of bounds.
+    """
+    by_block: dict[tuple[int, Fetch], list[int]] = {}
+    for index, part in enumerate(parts):
+        by_block.setdefault((id(part.layout), part.fetch), []).append(index)
+    starts = list(itertools.accumulate((len(part.rows) for part in parts), initial=0))
+    order = np.arange(starts[-1])
+    gathered = []
+    for indices in by_block.values():
+        part, start = parts[indices[0]], starts[indices[0]]
+        if len(indices) == 1:
+            rows, at, clips = part.rows, order[start : start + len(part.rows)], part.clips
+        else:
+            rows = np.concatenate([parts[index].rows for index in indices])
+            at = np.concatenate([order[starts[index] : starts[index + 1]] for index in indices])
+            clips = join_clips([parts[index].clips for index in indices])
+        check_rows(rows, part.layout.rows)
+        whole = len(indices) == 1 and not clips and is_everything(rows, part.layout.rows)
+        gathered.append(Gathered(part, rows, at, clips, start if whole else -1))
+    return _join_families(gathered)
+
+
+def _join_families(gathered: list[Gathered]) -> list[Gathered]:
+    """Makes one of all the blocks of a family that lie in one memory."""
+    members: dict[tuple[int, int], list[Gathered]] = {}
+    others = []
+    for each in gathered:
+        if each.place >= 0 and each.part.layout.family is not None and each.part.memory is not None:
+            members.setdefault((id(each.part.layout.family[0]), id(each.part.memory)), []).append(each)
+        else:
+            others.append(each)
+    return [*map(_joined_family, members.values()), *others]
+
+
+def _joined_family(members: list[Gathered]) -> Gathered:
+    part = members[0].part
+    if len(members) == 1 or part.layout.family is None or part.memory is None:
+        return members[0]
+    blocks = np.fromiter((each.part.layout.family[1] for each in members), np.int64, len(members))  # type: ignore[index]
+    origins = np.fromiter((each.part.origin for each in members), np.int64, len(members))
+    at = np.fromiter((each.place for each in members), np.int64, len(members))
+    fields = part.layout.family[0].scattered(blocks, part.memory, origins)
+    return Gathered(part, np.zeros(len(members), np.int64), at, (), -1, fields)
 
 
 def read_column(
     field: str,
-    parts: Sequence[Part],
+    parts: Sequence[Part] | Sequence[Gathered],
     *,
     copy: bool,
     allocate: Allocate,
@@ -58,7 +139,8 @@ def read_column(
 
     Args:
         field: its name.
-        parts: in delivery order. Parts of one layout and one fetch are read together, however they alternate.
+        parts: in delivery order. Parts of one layout and one fetch are read together, however they alternate. Or what
+            `gather` made of them.
         copy: False gives views where all rows of a stream lie side by side in one block, and copies elsewhere.
         allocate: nbytes → uint8 [nbytes], 64-byte aligned: where copies go. The column keeps it alive.
         verify: compare checksums. Off only for memory that was verified before.
@@ -79,33 +161,14 @@ def read_column(
     """
     if not parts:
         raise InvalidArgument(f"field {field!r}: no parts to read")
-    groups = _groups(field, parts)
+    gathered: Any = parts if isinstance(parts[0], Gathered) else gather(parts)  # type: ignore[arg-type]
+    groups = [
+        Group(each.node(field), part.fetch, each.rows, each.at, part.owned_bytes, part.locate, each.clips, each.place)
+        for each in gathered
+        for part in (each.part,)
+    ]
     joined = form or _joined(field, [group.node.form for group in groups])
     return _read(groups, joined, Reading(field, copy, allocate, verify, allow_pickle, verify_views, later))
-
-
-def _groups(field: str, parts: Sequence[Part]) -> list[Group]:
-    """Brings the parts of each block together; a shuffled batch alternates between its blocks row by row."""
-    if len(parts) == 1:
-        part = parts[0]
-        check_rows(part.rows, part.layout.rows)
-        node, at = part.layout.node(field), np.arange(len(part.rows))
-        return [Group(node, part.fetch, part.rows, at, part.owned_bytes, part.locate, part.clips)]
-    gathered: dict[tuple[int, Fetch], list[int]] = {}
-    for index, part in enumerate(parts):
-        gathered.setdefault((id(part.layout), part.fetch), []).append(index)
-    counts = np.fromiter((len(part.rows) for part in parts), np.int64, len(parts))
-    starts = np.cumsum(counts) - counts
-    groups = []
-    for indices in gathered.values():
-        part = parts[indices[0]]
-        rows = np.concatenate([parts[index].rows for index in indices])
-        check_rows(rows, part.layout.rows)
-        sizes = counts[indices]
-        at = np.arange(len(rows)) + np.repeat(starts[indices] - (np.cumsum(sizes) - sizes), sizes)
-        clips = join_clips([parts[index].clips for index in indices])
-        groups.append(Group(part.layout.node(field), part.fetch, rows, at, part.owned_bytes, part.locate, clips))
-    return groups
 
 
 def _joined(path: str, forms: Sequence[Form]) -> Form:
@@ -125,7 +188,7 @@ def _joined(path: str, forms: Sequence[Form]) -> Form:
 
 def _read(groups: Sequence[Group], form: Form, reading: Reading) -> Column:
     for group in groups:
-        if not _fits(group.node.form, form):
+        if group.node.form is not form and not _fits(group.node.form, form):
             raise CorruptBlock(
                 f"field {reading.path!r} is {form}, but a block holds {group.node.form}", rows=group.at[:1].tolist()
             )

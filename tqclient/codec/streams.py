@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from tqclient.codec import parallel
 from tqclient.codec.checksum import PARALLEL_UNIT_MIN, PIECE_BYTES, first_mismatch, first_mismatch_at, unit_count
 from tqclient.codec.clips import Clip, clip_of, spans
 from tqclient.codec.directory import Node, Stream
+from tqclient.codec.family import Scattered
 from tqclient.errors import CorruptBlock
 from tqclient.limits import KIB
 
@@ -37,8 +38,7 @@ _GATHER_BYTES_MAX: Final = 128
 """Below this mean size, moving pieces by an index array is faster than one slice assignment each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """The wanted rows of one column that come from one block.
 
     Attributes:
@@ -49,6 +49,8 @@ class Group:
         owned_bytes: as in `Part`.
         locate: as in `Part`.
         clips: of the column, or of columns within it.
+        place: of the first row, where the block's rows are wanted all, in their order, side by side and not clipped, as
+            those of many small puts are; -1: they are not.
     """
 
     node: Node
@@ -58,6 +60,7 @@ class Group:
     owned_bytes: int
     locate: Locate | None = None
     clips: tuple[Clip, ...] = ()
+    place: int = -1
 
     @property
     def clip(self) -> Clip | None:
@@ -116,27 +119,71 @@ def read_rows(
     Raises:
         CorruptBlock: a checksum differs; names the field and the row.
     """
-    extents = [spans(group.node, index, group.rows, group.clips) for group in groups]
-    starts, stops = extents[0]
-    bounds = np.zeros(sum(len(group.rows) for group in groups) + 1, np.int64)
-    if len(groups) == 1:
-        np.cumsum(stops - starts, out=bounds[1:])
-    else:
-        lengths = np.zeros(len(bounds) - 1, np.int64)
-        for group, (low, high) in zip(groups, extents, strict=True):
-            lengths[group.at] = high - low
-        np.cumsum(lengths, out=bounds[1:])
-    whole = len(groups) == 1 and bool(bounds[-1]) and np.array_equal(starts[1:], stops[:-1])
-    keeps_little = int(bounds[-1]) * _KEPT_MAX >= groups[0].owned_bytes > 0
+    group = groups[0]
+    if len(groups) > 1 or isinstance(group.node.streams[index], Scattered):
+        return _read_many(groups, index, reading, later)
+    starts, stops = spans(group.node, index, group.rows, group.clips)
+    bounds = _bounds(stops - starts)
+    whole = bool(bounds[-1]) and np.array_equal(starts[1:], stops[:-1])
+    keeps_little = int(bounds[-1]) * _KEPT_MAX >= group.owned_bytes > 0
     if (view or keeps_little) and whole:
-        data = _view(groups[0], index, int(starts[0]), int(stops[-1]), reading)
-        return Rows(data, bounds, is_view=not groups[0].owned_bytes)
+        data = _view(group, index, int(starts[0]), int(stops[-1]), reading)
+        return Rows(data, bounds, is_view=not group.owned_bytes)
     target = reading.allocate(int(bounds[-1]))
+    copy = _Copy(group, index, reading, target, later)
     if whole:
-        _Copy(groups[0], index, reading, target, later).run_one(int(starts[0]), int(stops[-1]))
-        return Rows(target, bounds, is_view=False)
-    for group, (low, high) in zip(groups, extents, strict=True):
-        _Copy(group, index, reading, target, later).run(low, high, bounds[group.at])
+        copy.run_one(int(starts[0]), int(stops[-1]))
+    else:
+        copy.run(starts, stops, bounds[group.at])
+    return Rows(target, bounds, is_view=False)
+
+
+def _bounds(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    bounds = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=bounds[1:])
+    return bounds
+
+
+def _read_many(groups: Sequence[Group], index: int, reading: Reading, later: parallel.Later | None) -> Rows:
+    """Reads a stream of several blocks. Of those that are wanted whole, and may have one row each, none is worth an
+    array of its own; those of a family are one.
+    """
+    sizes = np.empty(sum(len(group.rows) for group in groups), np.int64)
+    places: list[int] = []  # of blocks of one row
+    lengths: list[int] = []
+    whole: list[Group] = []
+    families: list[tuple[Group, Scattered]] = []
+    cut: list[tuple[Group, NDArray[np.int64], NDArray[np.int64]]] = []
+    for group in groups:
+        stream = group.node.streams[index]
+        if isinstance(stream, Scattered):
+            families.append((group, stream))
+            sizes[group.at] = stream.sizes
+            continue
+        if group.place < 0:
+            starts, stops = spans(group.node, index, group.rows, group.clips)
+            cut.append((group, starts, stops))
+            sizes[group.at] = stops - starts
+            continue
+        whole.append(group)
+        if stream.rows == 1:
+            places.append(group.place)
+            lengths.append(stream.length)
+        else:
+            sizes[group.place : group.place + stream.rows] = np.diff(stream.bounds())
+    sizes[places] = lengths
+    bounds = _bounds(sizes)
+    target = reading.allocate(int(bounds[-1]))
+    for group, scattered in families:
+        bad = scattered.copy(target, bounds[group.at], verify=reading.verify)
+        if bad is not None:
+            raise CorruptBlock(
+                f"field {reading.path!r}, row 0 of its block: its bytes fail their checksum", rows=[int(group.at[bad])]
+            )
+    for group, at in zip(whole, bounds[[group.place for group in whole]].tolist(), strict=True):
+        _Copy(group, index, reading, target, later).run_whole(at)
+    for group, starts, stops in cut:
+        _Copy(group, index, reading, target, later).run(starts, stops, bounds[group.at])
     return Rows(target, bounds, is_view=False)
 
 
@@ -194,6 +241,17 @@ class _Copy:
             self._copy_units(start, stop, 0)
         else:
             self.run(np.array([start]), np.array([stop]), np.zeros(1, np.int64))
+
+    def run_whole(self, at: int) -> None:
+        """Copies the whole stream to `at` in the target."""
+        stream, length = self._stream, self._stream.length
+        if length >= _DIRECT_BYTES_MIN:
+            self._copy_units(0, length, at)
+        elif length:
+            copied = self._target[at : at + length]
+            copied[:] = self._group.fetch(stream.offset, length)
+            if self._reading.verify:
+                _check(self._group, stream, self._reading, copied, 0, len(stream.checksums))
 
     def run(self, starts: NDArray[np.int64], stops: NDArray[np.int64], at: NDArray[np.int64]) -> None:
         """Copies the byte spans [starts, stops) of the stream to `at` in the target."""

@@ -11,11 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.arguments import names_of, pack_lookup_keys, row_ids
-from tqclient.codec import Column, Layout, Part, read_column, share_offsets
+from tqclient.codec import Column, Gathered, Layout, Part, gather, read_column, share_offsets
 from tqclient.codec.clips import Clip, join_clips
+from tqclient.codec.layout import is_everything
 from tqclient.codec.parallel import Later
-from tqclient.errors import CorruptBlock, InvalidArgument, LeaseExpired, SampleNotFound, TQError, Unavailable
+from tqclient.errors import CorruptBlock, InvalidArgument, LeaseExpired, Unavailable
 from tqclient.info import PartitionRef
+from tqclient.operations import damage
+from tqclient.operations.bring import bring
 from tqclient.operations.effects import CONTROLLER, Deadline, Operation, Work, call
 from tqclient.operations.ranges import Clips, Wanted, check_ranges, resolve_clips, wanted_ranges
 from tqclient.operations.replicas import ExtentGone, Path, ReplicaFailed, Replicas
@@ -202,31 +205,32 @@ def _layouts(
 ) -> Operation[dict[int, Layout]]:
     """Returns the layout of each block: just sent, remembered, or asked for."""
     layouts: dict[int, Layout] = {}
+    sent: dict[int, bytes] = {}
     missing = []
     for block_id, block in rows.blocks.items():
         known = state.directories.get(block_id)
         if known is not None:
             layouts[block_id] = known
         elif block.directory:
-            layouts[block_id] = _remember(state, ref, rows, block_id, block.directory)
+            sent[block_id] = block.directory
         else:
             missing.append(block_id)
     if missing:
         request = pb.GetDirectoriesRequest(session=session.session, block_ids=pack_array(missing, U64))
         reply = yield from call(CONTROLLER, "GetDirectories", request, deadline, state.rng)
         directories = unpack_blobs(reply.directories, what="directories", rows=len(missing))
-        for block_id, directory in zip(missing, directories, strict=True):
-            layouts[block_id] = _remember(state, ref, rows, block_id, directory)
+        sent.update(zip(missing, directories, strict=True))
+    for (block_id, directory), layout in zip(sent.items(), Layout.parse_many(list(sent.values())), strict=True):
+        layouts[block_id] = _parsed(ref, rows, block_id, directory) if layout is None else layout
+        state.directories.put(block_id, layouts[block_id], len(directory))
     return layouts
 
 
-def _remember(state: ClientState, ref: PartitionRef, rows: RowSet, block_id: int, directory: bytes) -> Layout:
+def _parsed(ref: PartitionRef, rows: RowSet, block_id: int, directory: bytes) -> Layout:
     try:
-        layout = Layout.parse(directory)
+        return Layout.parse(directory)
     except CorruptBlock as error:
-        raise _unreadable(ref, rows, block_id, error) from None
-    state.directories.put(block_id, layout, len(directory))
-    return layout
+        raise damage.unreadable(ref, rows, block_id, error) from None
 
 
 def fetch_and_decode(
@@ -246,19 +250,16 @@ def fetch_and_decode(
         ReplicaFailed: a block could not be read by its path.
         CorruptBlock: a directory lacks what it should have.
     """
-    fetched: dict[int, Fetched] = {}
+    fetched = bring(ref, rows, _wanted(ref, rows, layouts, clips), paths, deadline, state.counters)
     try:
-        for block_id, ranges in _wanted(ref, rows, layouts, clips).items():
-            fetched[block_id] = _read(ref, rows, block_id, paths[block_id], ranges, deadline)
-            state.counters.read(paths[block_id].transport.name, int(ranges[:, 1].sum()))
         columns = {}
         copies = Later()
+        of_runs: dict[int, Sequence[Gathered]] = {}
         for name, runs in rows.runs.items():
-            sources = [fetched[run.block_id] for run in runs]
-            parts = [
-                Part(layouts[run.block_id], run.rows, source.view, source.owned_bytes, source.locate, clipped)
-                for run, source, clipped in zip(runs, sources, clips.get(name, [()] * len(runs)), strict=True)
-            ]
+            key = -1 - len(of_runs) if name in clips else id(runs)
+            parts = of_runs.get(key)
+            if parts is None:
+                parts = of_runs[key] = _gathered(runs, layouts, fetched, clips.get(name))
             read = partial(read_column, name, parts, copy=copy, allocate=state.allocate, form=ref.form(name))
             mine = Later()
             columns[name] = _checked(ref, name, rows, partial(read, verify_views=False, later=mine))
@@ -279,65 +280,60 @@ def fetch_and_decode(
     return columns
 
 
+def _gathered(
+    runs: Sequence[Run],
+    layouts: dict[int, Layout],
+    fetched: dict[int, Fetched],
+    clips: Sequence[tuple[Clip, ...]] | None,
+) -> Sequence[Gathered]:
+    parts = []
+    for index, run in enumerate(runs):
+        source, clipped = fetched[run.block_id], () if clips is None else clips[index]
+        memory = source.memory or (None, 0)
+        parts.append(
+            Part(layouts[run.block_id], run.rows, source.view, source.owned_bytes, source.locate, clipped, *memory)
+        )
+    return gather(parts)
+
+
 def _checked(ref: PartitionRef, name: str, rows: RowSet, read: Callable[[], T]) -> T:
     """Reads something of a field; damage is the replica's that it was read from."""
     try:
         return read()
     except CorruptBlock as error:
-        raise ReplicaFailed(_damaged(rows.runs[name], error), _locate_damage(ref, name, rows, error)) from None
+        raise ReplicaFailed(damage.blocks_of(rows.runs[name], error), damage.locate(ref, name, rows, error)) from None
 
 
 def _check_views(read: Callable[[], Column], ref: PartitionRef, name: str, rows: RowSet) -> None:
     try:
         read()
     except CorruptBlock as error:
-        raise _locate_damage(ref, name, rows, error) from None
-
-
-def _read(
-    ref: PartitionRef, rows: RowSet, block_id: int, path: Path, ranges: NDArray[np.uint64], deadline: Deadline
-) -> Fetched:
-    error: TQError
-    try:
-        seconds = path.seconds(deadline, int(ranges[:, 1].sum()))
-        return path.transport.read(path.extent, ranges, timeout=seconds)
-    except SampleNotFound as refusal:
-        error = ExtentGone(f"partition {ref.name!r}: {refusal.message}")
-    except InvalidArgument as refusal:  # the extent leaves the arena, or the directory the extent
-        error = _unreadable(ref, rows, block_id, refusal)
-    except Unavailable as refusal:
-        error = refusal
-    raise ReplicaFailed([block_id], error)
-
-
-def _damaged(runs: list[Run], error: CorruptBlock) -> list[int]:
-    """Returns the block that holds the first damaged row; all of the field's when the row is not known."""
-    end = 0
-    for run in runs:
-        end += len(run.rows)
-        if error.rows and error.rows[0] < end:
-            return [run.block_id]
-    return list({run.block_id for run in runs})
+        raise damage.locate(ref, name, rows, error) from None
 
 
 def _wanted(ref: PartitionRef, rows: RowSet, layouts: dict[int, Layout], clips: Clips) -> dict[int, NDArray[np.uint64]]:
     """Returns, for each block, the byte ranges that the fields' rows need: one read per block."""
-    of_runs: dict[int, dict[int, _InBlock]] = {}  # the fields of one put have the same runs, one object for them all
-    wanted: dict[int, dict[str, _InBlock]] = {}
-    for name, runs in rows.runs.items():
-        found = of_runs.get(id(runs))
-        if found is None:
-            found = of_runs[id(runs)] = _by_block(runs, layouts)
-        for block_id, each in found.items():
-            clipped = join_clips([clips[name][index] for index in each.indices]) if name in clips else ()
-            wanted.setdefault(block_id, {})[name] = replace(each, clips=clipped) if clipped else each
+    wanted: dict[int, list[tuple[list[str], _InBlock]]] = {}
+    for names, runs in _by_runs(rows, clips):
+        clipped = clips.get(names[0])
+        for block_id, whole in _by_block(runs, layouts).items():
+            each = whole if clipped is None else whole.clipped([clipped[index] for index in whole.indices])
+            wanted.setdefault(block_id, []).append((names, each))
     needed = {}
     for block_id, fields in wanted.items():
         try:
             needed[block_id] = _ranges(layouts[block_id], fields)
         except InvalidArgument as error:  # the directory lacks a field, or a row
-            raise _unreadable(ref, rows, block_id, error) from None
+            raise damage.unreadable(ref, rows, block_id, error) from None
     return needed
+
+
+def _by_runs(rows: RowSet, clips: Clips) -> list[tuple[list[str], list[Run]]]:
+    """Brings fields together that have the same runs, as those of one put do, and are wanted whole."""
+    together: dict[int, tuple[list[str], list[Run]]] = {}
+    for place, (name, runs) in enumerate(rows.runs.items()):
+        together.setdefault(-place if name in clips else id(runs), ([], runs))[0].append(name)
+    return list(together.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +352,10 @@ class _InBlock:
     everything: bool
     clips: tuple[Clip, ...] = ()
 
+    def clipped(self, clips: Sequence[Sequence[Clip]]) -> _InBlock:
+        """Returns the same with the clips of each of the runs."""
+        return replace(self, clips=join_clips(clips))
+
     @property
     def whole(self) -> bool:
         """Whether nothing of the field is left out."""
@@ -370,34 +370,13 @@ def _by_block(runs: Sequence[Run], layouts: dict[int, Layout]) -> dict[int, _InB
     for block_id, indices in by_block.items():
         rows = runs[indices[0]].rows if len(indices) == 1 else np.concatenate([runs[index].rows for index in indices])
         count = layouts[block_id].rows
-        everything = len(rows) == count and bool(np.array_equal(rows, np.arange(count)))
-        found[block_id] = _InBlock(indices, rows, everything)
+        found[block_id] = _InBlock(indices, rows, is_everything(rows, count))
     return found
 
 
-def _ranges(layout: Layout, fields: dict[str, _InBlock]) -> NDArray[np.uint64]:
-    if fields.keys() == set(layout.fields) and all(each.whole for each in fields.values()):
-        return layout.payload
+def _ranges(layout: Layout, fields: list[tuple[list[str], _InBlock]]) -> NDArray[np.uint64]:
+    if all(each.whole for _, each in fields):
+        return layout.whole(fields[0][0] if len(fields) == 1 else [name for names, _ in fields for name in names])
     return np.concatenate(
-        [layout.ranges(name, None if each.whole else each.rows, each.clips) for name, each in fields.items()]
+        [layout.ranges(name, None if each.whole else each.rows, each.clips) for names, each in fields for name in names]
     )
-
-
-def _unreadable(ref: PartitionRef, rows: RowSet, block_id: int, error: TQError) -> CorruptBlock:
-    """Says of a block that is not what the controller was told which row and field it would have given first."""
-    for name, runs in rows.runs.items():
-        row = 0
-        for run in runs:
-            if run.block_id == block_id:
-                return _locate_damage(ref, name, rows, CorruptBlock(error.message, rows=[row]))
-            row += len(run.rows)
-    return CorruptBlock(f"partition {ref.name!r}, block {block_id}: {error.message}")
-
-
-def _locate_damage(ref: PartitionRef, name: str, rows: RowSet, error: CorruptBlock) -> CorruptBlock:
-    row = int(error.rows[0]) if error.rows else None
-    where = f"partition {ref.name!r}, field {name!r}"
-    if row is None or row >= len(rows.ids):
-        return CorruptBlock(f"{where}: {error.message}")
-    sample = int(rows.ids[row])
-    return CorruptBlock(f"{where}, row {row}, sample {sample}: {error.message}", ids=[sample], rows=[row])

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,6 +107,18 @@ class NodeContact:
         )
 
 
+class Read(NamedTuple):
+    """What is wanted of one extent.
+
+    Attributes:
+        extent: of the transport's arena.
+        ranges: uint64 `[n, 2]`: offset from the start of the extent, length; any order, overlaps allowed.
+    """
+
+    extent: common_pb2.Extent
+    ranges: NDArray[np.uint64]
+
+
 class Fetched(Protocol):
     """The bytes that one `NodeTransport.read` brought."""
 
@@ -139,6 +152,14 @@ class Fetched(Protocol):
 
         Raises:
             InvalidArgument: a stretch was not read.
+        """
+        ...
+
+    @property
+    def memory(self) -> tuple[NDArray[np.uint8], int] | None:
+        """What `view` shows parts of, and where in it the extent begins; another read may have brought it as well.
+
+        Only what was asked for may be looked at. None: its runs do not lie as they do in the extent, or it is closed.
         """
         ...
 
@@ -287,6 +308,21 @@ class NodeTransport(Protocol):
             InvalidArgument: a range is out of the extent's bounds, or the extent out of the arena's.
             SampleNotFound: the node knows no such extent any more (not every transport can tell: verify checksums).
             Unavailable: the node is away, sent too little, serves another arena by now, or the time was up.
+        """
+        ...
+
+    def read_many(self, reads: Sequence[Read], *, timeout: float | None) -> list[Fetched]:
+        """Fetches byte ranges of several extents, for one round trip where that is faster.
+
+        Args:
+            reads: small ones: together some MiB.
+            timeout: seconds for all of them; None: no bound.
+
+        Returns:
+            What was fetched of each. Views of one may keep the bytes of all alive.
+
+        Raises:
+            InvalidArgument, SampleNotFound, Unavailable: as `read`, of any one of them; it is not said which.
         """
         ...
 

@@ -99,12 +99,11 @@ class ArenaMapping:
         self._populate(pages, offset, offset + length)
         return pages
 
-    def source(self, offset: int, length: int, runs: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Returns a read-only view of arena bytes, uint8 `[length]`. The caller checks bounds.
+    def source(self, offset: int, runs: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Returns a read-only view of the whole arena file, uint8. The caller checks bounds.
 
         Args:
-            offset: of the view, in the arena.
-            length: of the view.
+            offset: in the arena.
             runs: int64 `[n, 2]`: start, stop, relative to `offset`: the bytes that will be used; their pages are made
                 present.
 
@@ -115,7 +114,7 @@ class ArenaMapping:
         if not pages.all_warm:
             for start, stop in runs.tolist():
                 self._populate(pages, offset + start, offset + stop)
-        return pages.bytes[offset : offset + length]
+        return pages.bytes
 
     def lock_session(self, session: int) -> None:
         """Takes the lock that says that this process writes for the session.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.errors import TransportUnavailable, Unavailable
-from tqclient.transport.base import Fetched, Lent, NodeContact, Place
+from tqclient.transport.base import Fetched, Lent, NodeContact, Place, Read
 from tqclient.transport.mapping import ArenaMapping, close_arena, open_arena
 from tqclient.transport.moving import MovedPages
 from tqclient.transport.ranges import Runs, merge_ranges
@@ -22,29 +22,37 @@ class ShmFetched:
 
     owned_bytes = 0
 
-    def __init__(self, source: NDArray[np.uint8], runs: Runs) -> None:
-        self._source: NDArray[np.uint8] | None = source
+    def __init__(self, arena: NDArray[np.uint8], offset: int, runs: Runs) -> None:
+        """Args: `arena`: all of it; `offset`: of the extent."""
+        self._arena: NDArray[np.uint8] | None = arena
+        self._offset = offset
         self._runs = runs
+
+    @property
+    def memory(self) -> tuple[NDArray[np.uint8], int] | None:
+        """See `Fetched.memory`."""
+        return None if self._arena is None else (self._arena, self._offset)
 
     def view(self, offset: int, length: int) -> NDArray[np.uint8]:
         """See `Fetched.view`."""
-        if self._source is None:
+        if self._arena is None:
             raise Unavailable("the fetched bytes were closed")
         self._runs.locate(offset, length)
-        return self._source[offset : offset + length]
+        start = self._offset + offset
+        return self._arena[start : start + length]
 
     def locate(
         self, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """See `Fetched.locate`."""
-        if self._source is None:
+        if self._arena is None:
             raise Unavailable("the fetched bytes were closed")
         self._runs.locate_all(offsets, lengths)
-        return self._source, offsets
+        return self._arena, offsets + self._offset
 
     def close(self) -> None:
         """See `Fetched.close`."""
-        self._source = None
+        self._arena = None
 
 
 class ShmLent:
@@ -124,7 +132,11 @@ class ShmTransport(SessionWriter):
         if self._sessions.closed:
             raise Unavailable("the transport is closed")
         runs = merge_ranges(ranges, extent.length)
-        return ShmFetched(self._mapping.source(extent.offset, extent.length, runs), Runs(runs))
+        return ShmFetched(self._mapping.source(extent.offset, runs), extent.offset, Runs(runs))
+
+    def read_many(self, reads: Sequence[Read], *, timeout: float | None) -> list[Fetched]:
+        """See `NodeTransport.read_many`."""
+        return [self.read(extent, ranges, timeout=timeout) for extent, ranges in reads]
 
     def close(self) -> None:
         """See `NodeTransport.close`."""

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.errors import Unavailable
-from tqclient.limits import CHUNK_BYTES
-from tqclient.transport.base import Fetched, NodeContact, Place
-from tqclient.transport.ranges import Runs, merge_ranges
+from tqclient.limits import CHUNK_BYTES, MIB
+from tqclient.transport.base import Fetched, NodeContact, Place, Read
+from tqclient.transport.ranges import ALIGN, Runs, merge_ranges
 from tqclient.transport.sessions import SessionWriter, WriteSessions
 from tqclient.wire.packing import U64, pack_array
 from tqclient.wire.status import from_rpc_error
 from tqclient.wire.v1 import common_pb2, storage_pb2
 
+GAPS_SPAN_MAX: Final = MIB
+GAPS_FACTOR_MAX: Final = 4
+"""Bytes from the first to the last run, for the bytes of the runs."""
+
 
 class StreamFetched:
     """Runs of an extent, in one receive buffer."""
 
-    def __init__(self, buffer: NDArray[np.uint8], runs: Runs) -> None:
-        self._buffer: NDArray[np.uint8] | None = buffer
+    def __init__(self, memory: NDArray[np.uint8], runs: Runs, start: int = 0) -> None:
+        """Args: `memory`: with the runs from `start` on, and perhaps other extents' around them."""
+        self._memory = memory
+        self._start = start
+        self._buffer: NDArray[np.uint8] | None = memory[start : start + runs.buffer_bytes]
         self._runs = runs
-        self.owned_bytes = buffer.size
+        self.owned_bytes = memory.size
+
+    @property
+    def memory(self) -> tuple[NDArray[np.uint8], int] | None:
+        """See `Fetched.memory`."""
+        lead = self._runs.lead
+        return None if self._buffer is None or lead is None else (self._memory, self._start + lead)
 
     def view(self, offset: int, length: int) -> NDArray[np.uint8]:
         """See `Fetched.view`."""
@@ -46,6 +59,51 @@ class StreamFetched:
     def close(self) -> None:
         """See `Fetched.close`."""
         self._buffer = None
+        self._memory = self._memory[:0]
+
+
+class Receipt:
+    """Room for what is read of several extents: one buffer.
+
+    Attributes:
+        wanted: of each run: (offset in the arena, bytes, generation).
+        buffer: uint8, that holds all of them.
+    """
+
+    def __init__(self, contact: NodeContact, reads: Sequence[Read]) -> None:
+        """Raises InvalidArgument and Unavailable as `NodeTransport.read`."""
+        self.wanted: list[tuple[int, int, int]] = []
+        self._places: list[int] = []
+        self._extents: list[tuple[Runs, int]] = []
+        size = 0
+        for extent, ranges in reads:
+            contact.check_extent(extent)
+            merged = merge_ranges(ranges, extent.length)
+            runs = Runs(merged, gaps=_keeps_gaps(merged))
+            self._extents.append((runs, size))
+            self._places += (size + runs.positions).tolist()
+            offset, generation = extent.offset, extent.generation
+            self.wanted += [(offset + start, stop - start, generation) for start, stop in merged.tolist()]
+            size += -(-runs.buffer_bytes // ALIGN) * ALIGN
+        self.buffer = contact.pool.take(size)
+
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """int64 [runs, 2]: where each run goes in the buffer, and how long it is."""
+        sizes = [length for _, length, _ in self.wanted]
+        return np.array([self._places, sizes], np.int64).T
+
+    def fetched(self) -> list[Fetched]:
+        """Returns what was read of each extent, once the buffer is filled."""
+        return [StreamFetched(self.buffer, runs, start) for runs, start in self._extents]
+
+
+def _keeps_gaps(runs: NDArray[np.int64]) -> bool:
+    """Whether so little lies between runs that it may have room in the buffer: many blocks are then decoded as one."""
+    if len(runs) < 2:
+        return False
+    span, wanted = int(runs[-1, 1] - runs[0, 0]), int((runs[:, 1] - runs[:, 0]).sum())
+    return span <= min(GAPS_SPAN_MAX, GAPS_FACTOR_MAX * wanted)
 
 
 class StreamTransport(SessionWriter):
@@ -76,20 +134,17 @@ class StreamTransport(SessionWriter):
 
     def read(self, extent: common_pb2.Extent, ranges: NDArray[np.uint64], *, timeout: float | None) -> Fetched:
         """See `NodeTransport.read`."""
-        self._contact.check_extent(extent)
+        return self.read_many([Read(extent, ranges)], timeout=timeout)[0]
+
+    def read_many(self, reads: Sequence[Read], *, timeout: float | None) -> list[Fetched]:
+        """See `NodeTransport.read_many`."""
         if self._sessions.closed:
             raise Unavailable("the transport is closed")
-        merged = merge_ranges(ranges, extent.length)
-        runs = Runs(merged)
-        buffer = self._contact.pool.take(runs.buffer_bytes)
-        targets = [
-            buffer[position : position + stop - start]
-            for position, (start, stop) in zip(runs.positions.tolist(), merged.tolist(), strict=True)
-        ]
-        if targets:
-            wanted = [(extent.offset + start, stop - start, extent.generation) for start, stop in merged.tolist()]
-            self._receive(storage_pb2.ReadRequest(ranges=pack_array(wanted, U64)), targets, timeout)
-        return StreamFetched(buffer, runs)
+        receipt = Receipt(self._contact, reads)
+        if receipt.wanted:
+            targets = [receipt.buffer[place : place + length] for place, length in receipt.places.tolist()]
+            self._receive(storage_pb2.ReadRequest(ranges=pack_array(receipt.wanted, U64)), targets, timeout)
+        return receipt.fetched()
 
     def close(self) -> None:
         """See `NodeTransport.close`."""

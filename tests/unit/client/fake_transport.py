@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tqclient.codec import allocate
 from tqclient.errors import SampleNotFound
-from tqclient.transport.base import Place
+from tqclient.transport.base import Place, Read
 from tqclient.wire.v1 import common_pb2
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ class FakeFetched:
     def __init__(self, source: NDArray[np.uint8], extent: common_pb2.Extent, ranges: NDArray[np.uint64]) -> None:
         self._source, self._extent, self._ranges = source, extent, ranges.tolist()
         self.closed = False
+
+    @property
+    def memory(self) -> tuple[NDArray[np.uint8], int]:
+        return self._source, self._extent.offset
 
     def view(self, offset: int, length: int) -> NDArray[np.uint8]:
         assert any(start <= offset and offset + length <= start + size for start, size in self._ranges)
@@ -59,6 +63,7 @@ class FakeTransport:
         self.arena = node.node.arena
         self.sessions: list[int] = []
         self.fetched: list[FakeFetched] = []
+        self.together: list[int] = []
 
     def session_opened(self, session: int) -> None:
         self.sessions.append(session)
@@ -91,6 +96,10 @@ class FakeTransport:
             raise SampleNotFound("the ranges lie in no extent of that generation")
         self.fetched.append(FakeFetched(self._node.memory, extent, ranges))
         return self.fetched[-1]
+
+    def read_many(self, reads: Sequence[Read], *, timeout: float | None) -> list[FakeFetched]:
+        self.together.append(len(reads))
+        return [self.read(extent, ranges, timeout=timeout) for extent, ranges in reads]
 
     def close(self) -> None:
         self.closed = True

@@ -30,13 +30,13 @@ def test_runs_cover_exactly_what_the_ranges_cover(pairs: list[tuple[int, int]]) 
     assert runs.ravel().tolist() == edges
 
 
-@given(pairs=st.lists(inside(), min_size=1, max_size=12), data=st.data())
+@given(pairs=st.lists(inside(), min_size=1, max_size=12), gaps=st.booleans(), data=st.data())
 def test_buffer_shows_every_fetched_byte_at_a_congruent_address(
-    pairs: list[tuple[int, int]], data: st.DataObject
+    pairs: list[tuple[int, int]], gaps: bool, data: st.DataObject
 ) -> None:
     content = np.arange(EXTENT_BYTES) % 251
     merged = merge_ranges(ranges(*pairs), EXTENT_BYTES)
-    runs = Runs(merged)
+    runs = Runs(merged, gaps=gaps)
     buffer = np.full(runs.buffer_bytes, 255)
     for position, (start, stop) in zip(runs.positions, merged, strict=True):
         buffer[position : position + stop - start] = content[start:stop]
@@ -46,7 +46,13 @@ def test_buffer_shows_every_fetched_byte_at_a_congruent_address(
     assert length == 0 or (position - start) % 64 == 0
     filled = np.array([pair for pair in pairs if pair[1]], np.int64).reshape(-1, 2)
     assert runs.locate_all(filled[:, 0], filled[:, 1]).tolist() == [runs.locate(*pair) for pair in filled.tolist()]
-    assert runs.buffer_bytes <= sum(stop - start + 63 for start, stop in merged)
+    if len(merged) == 1 or (gaps and len(merged)):
+        assert runs.lead is not None
+        assert (runs.positions - merged[:, 0]).tolist() == [runs.lead] * len(merged)
+        assert runs.buffer_bytes <= merged[-1, 1] - merged[0, 0] + 63
+    else:
+        assert runs.lead is None
+        assert runs.buffer_bytes <= sum(stop - start + 63 for start, stop in merged)
 
 
 @given(pairs=st.lists(inside(), max_size=6), offset=st.integers(0, 400), length=st.integers(1, 400))

@@ -271,7 +271,7 @@ def test_closing_does_not_wait_for_the_whole_arena_to_be_warmed(
 
     monkeypatch.setattr(Memory, "populate", populate)
     mapping = open_arena(str(fake_node.path), ARENA)
-    mapping.source(OFFSET, 10, np.array([(0, 10)], np.int64))
+    mapping.source(OFFSET, np.array([(0, 10)], np.int64))
     assert begun.wait(10)
     closing = threading.Thread(target=close_arena, args=(mapping,))
     closing.start()

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.transport.fake_node import DATA_OFFSET, GENERATION, INCARNATION, FakeNode, Opener, extent, ranges
 from tqclient.errors import LeaseExpired, SampleNotFound, Unavailable
 from tqclient.limits import CHUNK_BYTES, MIB
-from tqclient.transport import BufferPool, NodeTransport, Place
+from tqclient.transport import BufferPool, NodeTransport, Place, Read
 
 OFFSET = DATA_OFFSET
 SESSION = 4
@@ -45,6 +45,42 @@ def test_nothing_is_asked_for_when_nothing_is_wanted(stream: NodeTransport, fake
     fetched = stream.read(extent(OFFSET, 1000), ranges((7, 0)), timeout=5)
     assert fetched.view(7, 0).shape == (0,)
     assert fake_node.reads == []
+
+
+def test_many_extents_are_read_by_one_call_into_one_buffer(
+    stream: NodeTransport, fake_node: FakeNode, pool: BufferPool
+) -> None:
+    fake_node.generations = {GENERATION, GENERATION + 1}
+    wanted = [
+        Read(extent(OFFSET, 1000), ranges((500, 100), (10, 5))),
+        Read(extent(OFFSET + 4096, 70, generation=GENERATION + 1), ranges((0, 70))),
+        Read(extent(OFFSET + 8192, 10), ranges()),
+    ]
+    fetched = stream.read_many(wanted, timeout=5)
+    assert fake_node.reads == [
+        [[OFFSET + 10, 5, GENERATION], [OFFSET + 500, 100, GENERATION], [OFFSET + 4096, 70, GENERATION + 1]]
+    ]
+    # To 152 and to 70, for 10 and 500 begin at 10 and 52 of a line of 64 bytes. All of it stays with any view.
+    assert [each.owned_bytes for each in fetched] == [192 + 128] * 3
+    assert pool.stats().misses == 1
+
+
+@pytest.mark.parametrize(
+    ("pairs", "shown"),
+    [
+        ([(0, 100), (300, 100)], True),  # four times as far as they are long
+        ([(0, 100), (701, 100)], False),
+        ([(0, MIB // 2), (MIB - 1000, 1000)], True),
+        ([(0, MIB // 2), (MIB, 1000)], False),  # no room for a MiB that nobody wants
+    ],
+)
+def test_a_little_between_runs_has_room_in_the_buffer(
+    stream: NodeTransport, fake_node: FakeNode, pairs: list[tuple[int, int]], shown: bool
+) -> None:
+    (fetched,) = stream.read_many([Read(extent(OFFSET, 2 * MIB), ranges(*pairs))], timeout=5)
+    assert (fetched.memory is not None) is shown
+    assert [length for _, length, _ in fake_node.reads[0]] == [length for _, length in pairs]  # and yet is not sent
+    assert fetched.owned_bytes < 4 * sum(length for _, length in pairs) + 128
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 7, 64, 4096])

@@ -21,7 +21,7 @@ from tests.unit.transport.fake_node import (
 )
 from tqclient.errors import InvalidArgument, LeaseExpired, Unavailable
 from tqclient.limits import CHUNK_BYTES, MIB
-from tqclient.transport import NodeTransport, Place
+from tqclient.transport import NodeTransport, Place, Read
 from tqclient.wire.v1 import storage_pb2
 
 OFFSET = DATA_OFFSET + 256
@@ -38,6 +38,40 @@ def pattern(length: int, seed: int = 0) -> np.ndarray:
 
 def in_file(node: FakeNode, offset: int, length: int) -> bytes:
     return node.path.read_bytes()[offset : offset + length]
+
+
+def test_many_extents_are_read_as_each_by_itself(fake_node: FakeNode, transport: NodeTransport) -> None:
+    content = pattern(8192)
+    with fake_node.path.open("r+b") as file:
+        file.seek(DATA_OFFSET)
+        file.write(content.tobytes())
+    wanted = [
+        Read(extent(DATA_OFFSET + 64 * index, 600), ranges(*pairs))
+        for index, pairs in enumerate([[(3, 100), (300, 300)], [], [(0, 600)], [(599, 1), (0, 1), (0, 1)], [(7, 0)]])
+    ]
+    together = transport.read_many(wanted, timeout=5)
+    assert len(together) == len(wanted)
+    for index, (found, (place, asked)) in enumerate(zip(together, wanted, strict=True)):
+        alone = transport.read(place, asked, timeout=5)
+        for offset, length in asked.tolist():
+            view = found.view(offset, length)
+            start = 64 * index + offset
+            assert view.tobytes() == alone.view(offset, length).tobytes() == content[start : start + length].tobytes()
+            assert not length or view.ctypes.data % 64 == offset % 64
+            if length and found.memory is not None:
+                memory, begin = found.memory
+                assert np.shares_memory(memory[begin + offset : begin + offset + length], view)
+        with pytest.raises(InvalidArgument, match="were not fetched"):
+            found.view(200, 150 if index != 2 else 500)
+    nothing = transport.name != "shm"  # of what was not asked for, nor of a byte at each end
+    assert [each.memory is None for each in together] == [False, nothing, False, nothing, nothing]
+    together[0].close()
+    assert together[0].memory is None
+    assert transport.read_many([], timeout=5) == []
+    with pytest.raises(InvalidArgument, match="a range of 601 bytes at 0 of an extent of 600 bytes"):
+        transport.read_many([wanted[0], Read(extent(DATA_OFFSET, 600), ranges((0, 601)))], timeout=5)
+    with pytest.raises(Unavailable, match="arena"):
+        transport.read_many([wanted[0], Read(extent(DATA_OFFSET, 600, arena=ARENA + 1), ranges((0, 6)))], timeout=5)
 
 
 @pytest.mark.parametrize("length", [0, 1, 63, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES + 7])

@@ -23,7 +23,7 @@ from tqclient.codec.directory import DENSE, RAGGED, StreamSize
 from tqclient.codec.kinds.base import Column, Encoder, stream_size
 from tqclient.codec.kinds.dense import DenseColumn
 from tqclient.codec.parallel import Later
-from tqclient.codec.streams import Group, Reading, read_rows
+from tqclient.codec.streams import Group, Reading, Rows, read_rows
 from tqclient.errors import CorruptBlock, InvalidArgument
 from tqclient.schema import Form
 
@@ -272,7 +272,19 @@ def from_dense(form: Form, column: DenseColumn) -> Column:
     return RaggedColumn(form, column.data, counts, is_view=column.is_view)
 
 
-def _counts(group: Group) -> NDArray[np.int64]:
+def _counts(groups: Sequence[Group], rows: Rows, form: Form) -> NDArray[np.int64]:
+    """Items of each row, int64 [rows]."""
+    if len(groups) == 1:
+        return _counts_of(groups[0])
+    if item_bytes := _item_bytes(form):
+        return np.diff(rows.bounds) // item_bytes
+    counts = np.zeros(len(rows.bounds) - 1, np.int64)
+    for group in groups:
+        counts[group.at] = _counts_of(group)
+    return counts
+
+
+def _counts_of(group: Group) -> NDArray[np.int64]:
     if group.clip is not None:
         return group.clip.counts
     if group.node.kind == DENSE:
@@ -283,12 +295,7 @@ def _counts(group: Group) -> NDArray[np.int64]:
 def read(groups: Sequence[Group], form: Form, reading: Reading) -> RaggedColumn:
     """Reads a ragged column; rows of a dense one join."""
     rows = read_rows(groups, 0, reading, view=not reading.copy, later=reading.later)
-    if len(groups) == 1:
-        counts = _counts(groups[0])
-    else:
-        counts = np.zeros(len(rows.bounds) - 1, np.int64)
-        for group in groups:
-            counts[group.at] = _counts(group)
+    counts = _counts(groups, rows, form)
     if -1 not in form.shape:
         return RaggedColumn(form, rows.data, counts, is_view=rows.is_view)
     shapes = read_rows(groups, 1, reading, view=False).data.view("<i8").reshape(-1, len(form.shape) + 1)

@@ -7,7 +7,6 @@ that rows are read on their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -180,49 +179,63 @@ def _same_leaf(a: Any, b: Any) -> bool:
 
 def read(groups: Sequence[Group], reading: Reading) -> ListColumn:
     """Reads a list column, whose blocks may hold texts, bytes and records."""
+    kinds = {group.node.kind: None for group in groups}
+    if len(kinds) == 1:
+        return ListColumn(*_read_alike(groups, reading))
     values: list[Any] = [None] * sum(len(group.rows) for group in groups)
-    is_view = False
-    for group in groups:
-        local = replace(group, at=np.arange(len(group.rows)))
+    any_view = False
+    for kind in kinds:
+        alike = [group for group in groups if group.node.kind == kind]
+        places = np.concatenate([group.at for group in alike])
         try:
-            decoded, viewed = _read_block(local, reading)
+            decoded, is_view = _read_alike(_apart(alike), reading)
         except CorruptBlock as error:
-            raise CorruptBlock(error.message, rows=group.at[list(error.rows)].tolist()) from None
-        is_view |= viewed
-        if len(groups) == 1:
-            values = decoded
-        else:
-            for place, value in zip(group.at.tolist(), decoded, strict=True):
-                values[place] = value
-    return ListColumn(values, is_view)
+            raise CorruptBlock(error.message, rows=places[list(error.rows)].tolist()) from None
+        any_view |= is_view
+        for place, value in zip(places.tolist(), decoded, strict=True):
+            values[place] = value
+    return ListColumn(values, any_view)
 
 
-def _read_block(group: Group, reading: Reading) -> tuple[list[Any], bool]:
-    if group.node.kind in (TEXT, BYTES):
-        return list(text.read(group, reading)), False
-    return _read_records(group, reading)
+def _apart(groups: Sequence[Group]) -> list[Group]:
+    """The same, one after the other and as if there were no others."""
+    apart = []
+    start = 0
+    for group in groups:
+        place = start if group.place >= 0 else -1
+        apart.append(group._replace(at=start + np.arange(len(group.rows)), place=place))
+        start += len(group.rows)
+    return apart
 
 
-def _read_records(group: Group, reading: Reading) -> tuple[list[Any], bool]:
-    if group.node.flags & FLAG_PICKLE and not reading.allow_pickle:
+def _read_alike(groups: Sequence[Group], reading: Reading) -> tuple[list[Any], bool]:
+    """Reads columns of one kind; returns the values, and whether they show the blocks themselves."""
+    if groups[0].node.kind in (TEXT, BYTES):
+        return list(text.read(groups, reading)), False
+    if not reading.allow_pickle and any(group.node.flags & FLAG_PICKLE for group in groups):
         raise UnsupportedValue(
             f"field {reading.path!r} holds pickled values; "
             "reading them needs allow_pickle=True, which runs the writer's code"
         )
-    skeletons = read_rows([group], 0, reading, view=False)
+    skeletons = read_rows(groups, 0, reading, view=False)
     data, stops = skeletons.data.tobytes(), skeletons.bounds[1:].tolist()
-    if not group.node.streams[1].length:
+    if not any(group.node.streams[1].length for group in groups):
         plain = SkeletonReader(data, allow_pickle=reading.allow_pickle).all(stops)
         if plain is not None:
             return plain, False
-    leaves = read_rows([group], 1, reading, view=not reading.copy)
+    leaves = read_rows(groups, 1, reading, view=not reading.copy)
     reader = SkeletonReader(data, allow_pickle=reading.allow_pickle)
     bounds = leaves.bounds.tolist()
     values = []
-    for index, stop in enumerate(stops):
+    for place, stop in enumerate(stops):
         try:
-            values.append(reader.next(stop, leaves.data[bounds[index] : bounds[index + 1]]))
+            values.append(reader.next(stop, leaves.data[bounds[place] : bounds[place + 1]]))
         except CorruptBlock as error:
-            row = int(group.rows[index])
-            raise CorruptBlock(f"field {reading.path!r}, row {row} of its block: {error}", rows=[index]) from None
+            row = _row_of(groups, place)
+            raise CorruptBlock(f"field {reading.path!r}, row {row} of its block: {error}", rows=[place]) from None
     return values, leaves.is_view
+
+
+def _row_of(groups: Sequence[Group], place: int) -> int:
+    """The row, within its block, that is delivered at a place."""
+    return next(int(group.rows[group.at == place][0]) for group in groups if (group.at == place).any())

@@ -150,7 +150,7 @@ def read(groups: Sequence[Group], form: Form, reading: Reading, read_column: Rea
     count = 0
     for group in groups:
         wanted, inverse = _distinct(group)
-        inner.append(replace(wanted, at=count + np.arange(len(wanted.rows))))
+        inner.append(wanted._replace(at=count + np.arange(len(wanted.rows)), place=-1))
         picks[group.at] = count + inverse
         count += len(wanted.rows)
     try:
@@ -183,4 +183,4 @@ def _distinct(group: Group) -> tuple[Group, NDArray[np.int64]]:
     by_need = (np.stack(needs), 1) if group.clips else (rows, None)
     _, first, inverse = np.unique(by_need[0], axis=by_need[1], return_index=True, return_inverse=True)
     clips = tuple(clip.take(first) for clip in group.clips)
-    return replace(group, node=group.node.children[0], rows=rows[first], clips=clips), inverse.reshape(-1)
+    return group._replace(node=group.node.children[0], rows=rows[first], clips=clips), inverse.reshape(-1)

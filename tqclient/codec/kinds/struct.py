@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -91,7 +90,7 @@ def read(groups: Sequence[Group], form: Form, reading: Reading, read_column: Rea
     columns = {}
     children = [{child.name: child for child in group.node.children} for group in groups]
     for key, child_form in form.children:
-        parts = [replace(group, node=nodes[key]) for group, nodes in zip(groups, children, strict=True)]
+        parts = [group._replace(node=nodes[key]) for group, nodes in zip(groups, children, strict=True)]
         columns[key] = read_column(parts, child_form, reading.child(key))
     read_form = Form("struct", children=tuple((key, column.form) for key, column in columns.items()))
     return StructColumn(read_form, columns, sum(len(group.rows) for group in groups))

@@ -82,21 +82,21 @@ def encode_bytes(values: Sequence[bytes]) -> BytesEncoder:
     return BytesEncoder(list(values), np.fromiter(map(len, values), np.int64, len(values)))
 
 
-def read(group: Group, reading: Reading) -> list[str] | list[bytes]:
-    """Reads the rows of one block."""
-    rows = read_rows([group], 0, reading, view=False)
-    if group.node.kind == TEXT:
+def read(groups: Sequence[Group], reading: Reading) -> list[str] | list[bytes]:
+    """Reads columns that are all texts, or all bytes."""
+    rows = read_rows(groups, 0, reading, view=False)
+    if groups[0].node.kind == TEXT:
         try:
             return cut_texts(rows.data, rows.bounds)
         except UnicodeDecodeError:
-            raise _not_text(rows, group, reading) from None
+            raise _not_text(rows, reading) from None
     data = rows.data.tobytes()
     return [data[start:stop] for start, stop in itertools.pairwise(rows.bounds.tolist())]
 
 
-def _not_text(rows: Rows, group: Group, reading: Reading) -> CorruptBlock:
+def _not_text(rows: Rows, reading: Reading) -> CorruptBlock:
     data = rows.data.tobytes()
-    for row, (start, stop) in zip(group.at.tolist(), itertools.pairwise(rows.bounds.tolist()), strict=True):
+    for row, (start, stop) in enumerate(itertools.pairwise(rows.bounds.tolist())):
         try:
             data[start:stop].decode()
         except UnicodeDecodeError as error:

@@ -19,6 +19,8 @@ Run = tuple[int, int]
 
 ITEM_SECONDS: Final = 40e-6
 """What one transfer costs, however short."""
+READ_SECONDS: Final = 0.3e-3
+"""What one read of an extent costs, with its transfers, however short."""
 BYTES_PER_SECOND: Final = 2.5e9
 """Of one-sided transfers."""
 GAP_BYTES_MAX: Final = int(ITEM_SECONDS * BYTES_PER_SECOND)
@@ -114,6 +116,19 @@ def gather_is_cheaper(runs: NDArray[np.int64], cost: GatherCost = STREAM) -> boo
     one_sided = transfers * ITEM_SECONDS + (asked + int(gaps[bridged].sum())) / BYTES_PER_SECOND
     gathered = cost.call_seconds + len(runs) * cost.run_seconds + asked / cost.bytes_per_second
     return gathered < one_sided
+
+
+def together_is_cheaper(reads: Sequence[NDArray[np.uint64]], cost: GatherCost) -> bool:
+    """Whether the node is expected to send what is wanted of several extents faster than one transfer for each.
+
+    Args:
+        reads: uint64 `[n, 2]` of each extent: offset, length.
+        cost: of the way in which the node sends them.
+    """
+    asked = sum(int(ranges[:, 1].sum()) for ranges in reads)
+    runs = sum(map(len, reads))
+    each = len(reads) * READ_SECONDS + asked / BYTES_PER_SECOND
+    return cost.call_seconds + runs * cost.run_seconds + asked / cost.bytes_per_second < each
 
 
 def piece_bytes(length: int, piece_bytes_max: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tqclient.errors import TQError, TransportUnavailable, Unavailable
 from tqclient.limits import MIB
-from tqclient.transport.base import Fetched, NodeContact, Place
+from tqclient.transport.base import Fetched, NodeContact, Place, Read
 from tqclient.transport.mooncake.coalesce import (
     LANES,
     PORT,
@@ -26,6 +26,7 @@ from tqclient.transport.mooncake.coalesce import (
     piece_bytes,
     pieces,
     split,
+    together_is_cheaper,
 )
 from tqclient.transport.mooncake.engine import Engine
 from tqclient.transport.mooncake.flow import Flow
@@ -34,7 +35,7 @@ from tqclient.transport.mooncake.options import Options, own_address
 from tqclient.transport.mooncake.staging import ALIGN, Slot, Staging
 from tqclient.transport.ranges import Runs, merge_ranges
 from tqclient.transport.sessions import SessionWriter, WriteSessions
-from tqclient.transport.stream import StreamFetched, StreamTransport
+from tqclient.transport.stream import Receipt, StreamFetched, StreamTransport
 from tqclient.wire.arena import HEADER_BYTES, ArenaHeader
 from tqclient.wire.v1 import common_pb2, storage_pb2
 
@@ -152,9 +153,9 @@ class MooncakeTransport(SessionWriter):
         if gather_is_cheaper(merged, STREAM if port is None else PORT):
             self._gathers += 1
             started = time.monotonic()
-            gathered = None if port is None else self._gather(port, extent.offset, merged, timeout)
+            gathered = None if port is None else self._gather(port, [Read(extent, ranges)], timeout)
             left = None if timeout is None else timeout + started - time.monotonic()
-            return gathered or self._stream.read(extent, ranges, timeout=left)
+            return gathered[0] if gathered else self._stream.read(extent, ranges, timeout=left)
         groups = bridge(merged.tolist())
         runs = Runs(merged)
         buffer = self._contact.pool.take(runs.buffer_bytes)
@@ -178,6 +179,23 @@ class MooncakeTransport(SessionWriter):
             self._engine.release()
         return StreamFetched(buffer, runs)
 
+    def read_many(self, reads: Sequence[Read], *, timeout: float | None) -> list[Fetched]:
+        """See `NodeTransport.read_many`."""
+        if self._sessions.closed:
+            raise Unavailable("the transport is closed")
+        started = time.monotonic()
+
+        def left() -> float | None:
+            return None if timeout is None else timeout + started - time.monotonic()
+
+        port = self._port
+        ranges = [each.ranges for each in reads]
+        if len(reads) > 1 and together_is_cheaper(ranges, STREAM if port is None else PORT):
+            self._gathers += 1
+            gathered = None if port is None else self._gather(port, reads, timeout)
+            return gathered or self._stream.read_many(reads, timeout=left())
+        return [self.read(extent, ranges, timeout=left()) for extent, ranges in reads]
+
     def close(self) -> None:
         """See `NodeTransport.close`. The engine lives on until its last transfer has ended."""
         self._stream.close()
@@ -185,15 +203,15 @@ class MooncakeTransport(SessionWriter):
             self._port.close()
         self._sessions.close()
 
-    def _gather(
-        self, port: GatherPort, offset: int, merged: NDArray[np.int64], timeout: float | None
-    ) -> Fetched | None:
+    def _gather(self, port: GatherPort, reads: Sequence[Read], timeout: float | None) -> list[Fetched] | None:
         """Reads through the port beside the engine; None when the node's stream has to do it."""
-        runs = Runs(merged)
-        buffer = self._contact.pool.take(runs.buffer_bytes)
-        targets = targets_of(buffer, runs.positions, merged[:, 1] - merged[:, 0])
+        receipt = Receipt(self._contact, reads)
+        if not receipt.wanted:
+            return receipt.fetched()
+        places = receipt.places
+        wanted = np.array([(offset, offset + length) for offset, length, _ in receipt.wanted], np.uint64)
         try:
-            port.read((merged + offset).astype(np.uint64), targets, timeout)
+            port.read(wanted, targets_of(receipt.buffer, places[:, 0], places[:, 1]), timeout)
         except GatherRefused:
             return None
         except GatherUnreachable as error:
@@ -206,7 +224,7 @@ class MooncakeTransport(SessionWriter):
         except Unavailable:
             self._broken = True
             raise
-        return StreamFetched(buffer, runs)
+        return receipt.fetched()
 
     @contextmanager
     def _flow(self, timeout: float | None) -> Iterator[Flow]:

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tqclient.limits import KIB, MIB
-from tqclient.transport.mooncake.coalesce import bridge, gather_is_cheaper, pieces, split
+from tqclient.transport.mooncake.coalesce import (
+    PORT,
+    STREAM,
+    GatherCost,
+    bridge,
+    gather_is_cheaper,
+    pieces,
+    split,
+    together_is_cheaper,
+)
 
 Runs = list[tuple[int, int]]
 
@@ -78,3 +87,20 @@ def test_the_node_gathers_what_would_be_many_small_transfers(runs: Runs, gathers
 )
 def test_contiguous_bytes_fill_the_lanes(length: int, lengths: list[int]) -> None:
     assert [stop - start for start, stop in split(length, 8 * MIB)] == lengths
+
+
+@pytest.mark.parametrize(
+    ("reads", "cost", "together"),
+    [
+        ([], PORT, False),
+        ([1], PORT, False),  # a call is a call
+        ([100, 100], PORT, True),
+        ([20_000] * 512, PORT, True),
+        ([20_000] * 512, STREAM, True),
+        ([100] * 3, STREAM, False),  # a Read takes as long as three
+        ([MIB] * 4, STREAM, False),
+    ],
+)
+def test_the_node_sends_small_extents_together(reads: list[int], cost: GatherCost, together: bool) -> None:
+    wanted = [np.array([(0, size)], np.uint64) for size in reads]
+    assert together_is_cheaper(wanted, cost) is together
