@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
@@ -95,48 +96,55 @@ def bring(
         ReplicaFailed: blocks could not be read; nothing stays open.
     """
     fetched: dict[int, Fetched] = {}
-    try:
+    with _closed_on_error(fetched):
         for batch in batches(wanted, paths):
             seconds = batch.path.seconds(deadline, batch.size_bytes)
-            fetched.update(_read(ref, rows, batch.path, batch.reads, seconds))
+            try:
+                found = batch.path.transport.read_many(list(batch.reads.values()), timeout=seconds)
+            except Unavailable as refusal:
+                raise ReplicaFailed(batch.reads, refusal) from None
+            except (SampleNotFound, InvalidArgument) as refusal:
+                if len(batch.reads) == 1:
+                    (block_id,) = batch.reads
+                    raise ReplicaFailed([block_id], _refused(ref, rows, block_id, refusal)) from None
+                fetched.update(_read_each(ref, rows, batch, deadline))
+            else:
+                fetched.update(zip(batch.reads, found, strict=True))
             counters.read(batch.path.transport.name, batch.size_bytes, len(batch.reads))
+    return fetched
+
+
+@contextmanager
+def _closed_on_error(fetched: dict[int, Fetched]) -> Iterator[None]:
+    try:
+        yield
     except BaseException:
         for each in fetched.values():
             each.close()
         raise
-    return fetched
 
 
-def _read(ref: PartitionRef, rows: RowSet, path: Path, reads: dict[int, Read], seconds: float) -> dict[int, Fetched]:
-    try:
-        return dict(zip(reads, path.transport.read_many(list(reads.values()), timeout=seconds), strict=True))
-    except Unavailable as refusal:
-        raise ReplicaFailed(reads, refusal) from None
-    except (SampleNotFound, InvalidArgument) as refusal:
-        if len(reads) > 1:
-            return _read_each(ref, rows, path, reads, seconds)
-        (block_id,) = reads
-        if isinstance(refusal, SampleNotFound):
-            error: TQError = ExtentGone(f"partition {ref.name!r}: {refusal.message}")
-        else:  # the extent leaves the arena, or the directory the extent
-            error = damage.unreadable(ref, rows, block_id, refusal)
-        raise ReplicaFailed([block_id], error) from None
-
-
-def _read_each(
-    ref: PartitionRef, rows: RowSet, path: Path, reads: dict[int, Read], seconds: float
-) -> dict[int, Fetched]:
+def _read_each(ref: PartitionRef, rows: RowSet, batch: Batch, deadline: Deadline) -> dict[int, Fetched]:
     """Finds out which of the blocks failed them all. Those that are gone, as with an arena, are all named at once."""
     fetched: dict[int, Fetched] = {}
-    gone: list[int] = []
-    for block_id, read in reads.items():
-        try:
-            fetched.update(_read(ref, rows, path, {block_id: read}, seconds))
-        except ReplicaFailed as failure:
-            error = failure.error
-            if not isinstance(error, ExtentGone):
-                raise
-            gone.append(block_id)
-    if gone:
-        raise ReplicaFailed(gone, error)
+    gone: dict[int, TQError] = {}
+    with _closed_on_error(fetched):
+        for block_id, read in batch.reads.items():
+            try:
+                seconds = batch.path.seconds(deadline, batch.size_bytes)
+                fetched[block_id] = batch.path.transport.read(read.extent, read.ranges, timeout=seconds)
+            except SampleNotFound as refusal:
+                gone[block_id] = _refused(ref, rows, block_id, refusal)
+            except InvalidArgument as refusal:
+                raise ReplicaFailed([block_id], _refused(ref, rows, block_id, refusal)) from None
+            except Unavailable as refusal:
+                raise ReplicaFailed(batch.reads, refusal) from None
+        if gone:
+            raise ReplicaFailed(gone, next(iter(gone.values())))
     return fetched
+
+
+def _refused(ref: PartitionRef, rows: RowSet, block_id: int, refusal: TQError) -> TQError:
+    if isinstance(refusal, SampleNotFound):
+        return ExtentGone(f"partition {ref.name!r}: {refusal.message}")
+    return damage.unreadable(ref, rows, block_id, refusal)  # the extent leaves the arena, or the directory the extent

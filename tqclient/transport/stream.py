@@ -29,7 +29,7 @@ class StreamFetched:
 
     def __init__(self, memory: NDArray[np.uint8], runs: Runs, start: int = 0) -> None:
         """Args: `memory`: with the runs from `start` on, and perhaps other extents' around them."""
-        self._memory = memory
+        self._memory: NDArray[np.uint8] | None = memory
         self._start = start
         self._buffer: NDArray[np.uint8] | None = memory[start : start + runs.buffer_bytes]
         self._runs = runs
@@ -39,7 +39,7 @@ class StreamFetched:
     def memory(self) -> tuple[NDArray[np.uint8], int] | None:
         """See `Fetched.memory`."""
         lead = self._runs.lead
-        return None if self._buffer is None or lead is None else (self._memory, self._start + lead)
+        return None if self._memory is None or lead is None else (self._memory, self._start + lead)
 
     def view(self, offset: int, length: int) -> NDArray[np.uint8]:
         """See `Fetched.view`."""
@@ -58,8 +58,7 @@ class StreamFetched:
 
     def close(self) -> None:
         """See `Fetched.close`."""
-        self._buffer = None
-        self._memory = self._memory[:0]
+        self._buffer = self._memory = None
 
 
 class Receipt:

@@ -64,6 +64,7 @@ class FakeTransport:
         self.sessions: list[int] = []
         self.fetched: list[FakeFetched] = []
         self.together: list[int] = []
+        self.alone = 0
 
     def session_opened(self, session: int) -> None:
         self.sessions.append(session)
@@ -88,6 +89,10 @@ class FakeTransport:
         target[:] = staging
 
     def read(self, extent: common_pb2.Extent, ranges: NDArray[np.uint64], *, timeout: float | None) -> FakeFetched:
+        self.alone += 1
+        return self.bring(extent, ranges, timeout)
+
+    def bring(self, extent: common_pb2.Extent, ranges: NDArray[np.uint64], timeout: float | None) -> FakeFetched:
         self._node.service.take_fault("read")
         if not self.mapped:
             self._node.answer(timeout)
@@ -99,7 +104,7 @@ class FakeTransport:
 
     def read_many(self, reads: Sequence[Read], *, timeout: float | None) -> list[FakeFetched]:
         self.together.append(len(reads))
-        return [self.read(extent, ranges, timeout=timeout) for extent, ranges in reads]
+        return [self.bring(extent, ranges, timeout) for extent, ranges in reads]
 
     def close(self) -> None:
         self.closed = True

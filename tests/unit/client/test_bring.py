@@ -80,8 +80,10 @@ def test_another_replica_serves_the_one_of_many_that_a_node_lacks(error: TQError
     service.fault("read", error)  # of all of them, ...
     service.fault("read", error)  # ... and of the first one, when it is read by itself
     assert read(service, ids) == list(range(ROWS))
-    alone = [call for node in service.nodes for call in node.transport.together].count(1)
-    assert alone >= (2 if isinstance(error, SampleNotFound) else 1)
+    first, *_ = (node.transport for node in service.nodes if node.transport.alone)
+    assert first.alone == (first.together[0] if isinstance(error, SampleNotFound) else 1)
+    assert first.together[0] >= 2
+    assert sum(first.together[1:]) == first.together[0] - 1  # what it has is read of it again
 
 
 def test_a_node_that_is_away_is_given_up_for_all_blocks_at_once() -> None:
@@ -95,32 +97,34 @@ def test_a_node_that_is_away_is_given_up_for_all_blocks_at_once() -> None:
 
 def test_a_node_without_its_arena_is_given_up_for_all_blocks_at_once() -> None:
     service, ids = with_rows("grpc", "grpc", replicas=2)
-    asked: list[int] = []
+    lost = service.nodes[0].transport
 
-    def gone(reads: Any, **_: Any) -> Any:
-        asked.append(len(reads))
+    def gone(*_: Any, **__: Any) -> Any:
+        lost.alone += 1
         raise SampleNotFound("no extent of that generation")
 
-    service.nodes[0].transport.read_many = gone  # type: ignore[method-assign]
+    lost.read = gone  # type: ignore[method-assign]
+    lost.bring = gone  # type: ignore[method-assign]
     assert read(service, ids) == list(range(ROWS))
-    assert asked == [asked[0], *[1] * asked[0]]
-    assert asked[0] >= 2
+    (asked,) = lost.together
+    assert asked >= 2
+    assert lost.alone == 1 + asked
     assert sum(service.nodes[1].transport.together[-2:]) == ROWS
 
 
 def test_what_no_node_has_is_named() -> None:
     service, ids = with_rows("grpc", replicas=1)
     third = sorted(service.blocks)[2]
-    read_many = service.first.transport.read_many
+    bring = service.first.transport.bring
 
-    def lacking(reads: Any, **options: Any) -> Any:
-        if any(each.extent.offset == service.blocks[third].extents[0].offset for each in reads):
+    def lacking(extent: common_pb2.Extent, ranges: Any, timeout: float | None) -> Any:
+        if extent.offset == service.blocks[third].extents[0].offset:
             raise InvalidArgument("a range of 5 bytes at 9")
-        return read_many(reads, **options)
+        return bring(extent, ranges, timeout)
 
-    service.first.transport.read_many = lacking  # type: ignore[method-assign]
+    service.first.transport.bring = lacking  # type: ignore[method-assign]
     with pytest.raises(CorruptBlock, match=rf"partition 'part', field 'x', row 2, sample {ids[2]}: a range") as caught:
         read(service, ids)
     assert caught.value.ids == (ids[2],)
-    service.first.transport.read_many = read_many  # type: ignore[method-assign]
+    service.first.transport.bring = bring  # type: ignore[method-assign]
     assert read(service, ids) == list(range(ROWS))

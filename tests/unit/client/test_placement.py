@@ -386,14 +386,14 @@ def test_a_one_sided_read_counts_only_when_the_session_lived_to_its_end() -> Non
     service = connected("mooncake")
     ids = do_put(service, 1 * KIB)
     transport = service.first.transport
-    original = transport.read
+    original = transport.bring
 
     def read(*arguments: Any, **options: Any) -> Any:
-        transport.read = original  # type: ignore[method-assign]
+        transport.bring = original  # type: ignore[method-assign]
         lose_session(service)
         return original(*arguments, **options)
 
-    transport.read = read  # type: ignore[method-assign]
+    transport.bring = read  # type: ignore[method-assign]
     assert is_back(service, ids, 1 * KIB)
     assert service.count("Locate") == 2
     assert service.count("OpenSession") == 2

@@ -168,7 +168,7 @@ def test_the_other_replica_is_read_within_the_deadline(failing: int, how: str) -
         def gone(*_: Any, **__: Any) -> Any:
             raise SampleNotFound("it was freed")
 
-        node.transport.read = gone  # type: ignore[method-assign]
+        node.transport.bring = gone  # type: ignore[method-assign]
     elif how == "detached":
         node.condition, node.node.attached = "away", False
         service.state.nodes_changed([each.node for each in service.nodes], 2)
