@@ -155,9 +155,15 @@ class Node:
         """Of a shared column: which of its values each row has, int64 [rows]."""
         return self.streams[0].row_counts(rows)
 
+    def preorder(self) -> Iterator[Node]:
+        """This node, then those below it, in the order in which the directory has them."""
+        yield self
+        for child in self.children:
+            yield from child.preorder()
+
     def leaves(self) -> list[Node]:
-        """The columns that have streams."""
-        return [self] if not self.children else [leaf for child in self.children for leaf in child.leaves()]
+        """The columns that have no others below them."""
+        return [node for node in self.preorder() if not node.children]
 
 
 class NodePlan(NamedTuple):

@@ -186,7 +186,7 @@ def _family(directories: Sequence[bytes]) -> tuple[Family | None, NDArray[np.boo
     except (CorruptBlock, UnsupportedVersion):
         return None, none
     streams = [stream for node in nodes for stream in _streams(node)]
-    if rows != 1 or any(node.kind == SHARED for top in nodes for node in _preorder(top)):
+    if rows != 1 or any(node.kind == SHARED for top in nodes for node in top.preorder()):
         return None, none
     size = len(directories[0])
     raw = np.frombuffer(b"".join(directories), np.uint8).reshape(-1, size)
@@ -248,9 +248,5 @@ def _numbers(raw: NDArray[np.uint8], at: int, width: int = 8) -> NDArray[np.uint
     return np.ascontiguousarray(raw[:, at : at + width]).view(f"<u{width}")[:, 0].astype(np.uint64)
 
 
-def _preorder(node: Node) -> Sequence[Node]:
-    return [node, *(each for child in node.children for each in _preorder(child))]
-
-
 def _streams(node: Node) -> list[Stream]:
-    return [stream for each in _preorder(node) for stream in each.streams]
+    return [stream for each in node.preorder() for stream in each.streams]

@@ -67,9 +67,11 @@ class Gathered(NamedTuple):
     place: int
     fields: Mapping[str, Node] | None = None
 
-    def node(self, field: str) -> Node:
-        """The column of a field; raises InvalidArgument when there is none."""
-        return self.part.layout.node(field) if self.fields is None else find(self.fields, field)
+    def group(self, field: str) -> Group:
+        """The wanted rows of one field; raises InvalidArgument when there is none of that name."""
+        part = self.part
+        node = part.layout.node(field) if self.fields is None else find(self.fields, field)
+        return Group(node, part.fetch, self.rows, self.at, part.owned_bytes, part.locate, self.clips, self.place)
 
 
 def gather(parts: Sequence[Part]) -> list[Gathered]:
@@ -162,11 +164,7 @@ def read_column(
     if not parts:
         raise InvalidArgument(f"field {field!r}: no parts to read")
     gathered: Any = parts if isinstance(parts[0], Gathered) else gather(parts)  # type: ignore[arg-type]
-    groups = [
-        Group(each.node(field), part.fetch, each.rows, each.at, part.owned_bytes, part.locate, each.clips, each.place)
-        for each in gathered
-        for part in (each.part,)
-    ]
+    groups = [each.group(field) for each in gathered]
     joined = form or _joined(field, [group.node.form for group in groups])
     return _read(groups, joined, Reading(field, copy, allocate, verify, allow_pickle, verify_views, later))
 

@@ -149,8 +149,6 @@ def _read_many(groups: Sequence[Group], index: int, reading: Reading, later: par
     array of its own; those of a family are one.
     """
     sizes = np.empty(sum(len(group.rows) for group in groups), np.int64)
-    places: list[int] = []  # of blocks of one row
-    lengths: list[int] = []
     whole: list[Group] = []
     families: list[tuple[Group, Scattered]] = []
     cut: list[tuple[Group, NDArray[np.int64], NDArray[np.int64]]] = []
@@ -167,11 +165,9 @@ def _read_many(groups: Sequence[Group], index: int, reading: Reading, later: par
             continue
         whole.append(group)
         if stream.rows == 1:
-            places.append(group.place)
-            lengths.append(stream.length)
+            sizes[group.place] = stream.length
         else:
             sizes[group.place : group.place + stream.rows] = np.diff(stream.bounds())
-    sizes[places] = lengths
     bounds = _bounds(sizes)
     target = reading.allocate(int(bounds[-1]))
     for group, scattered in families:

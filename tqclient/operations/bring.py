@@ -60,17 +60,14 @@ def batches(wanted: Mapping[int, NDArray[np.uint64]], paths: Mapping[int, Path])
     for block_id, ranges in wanted.items():
         path, size_bytes = paths[block_id], sum(ranges[:, 1].tolist())
         key = id(path.transport), path.spare
-        batch = filling.get(key) or Batch(path)
-        if size_bytes >= ALONE_BYTES_MIN:
-            alone = Batch(path)
-            alone.add(block_id, Read(path.extent, ranges), size_bytes)
-            yield alone
-            continue
-        if not batch.takes(size_bytes, len(ranges)):
+        alone = size_bytes >= ALONE_BYTES_MIN
+        batch = Batch(path) if alone else filling.setdefault(key, Batch(path))
+        if not alone and not batch.takes(size_bytes, len(ranges)):
             yield batch
-            batch = Batch(path)
+            batch = filling[key] = Batch(path)
         batch.add(block_id, Read(path.extent, ranges), size_bytes)
-        filling[key] = batch
+        if alone:
+            yield batch
     yield from filling.values()
 
 

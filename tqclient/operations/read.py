@@ -254,13 +254,11 @@ def fetch_and_decode(
     try:
         columns = {}
         copies = Later()
-        of_runs: dict[int, Sequence[Gathered]] = {}
-        for name, runs in rows.runs.items():
-            key = -1 - len(of_runs) if name in clips else id(runs)
-            parts = of_runs.get(key)
-            if parts is None:
-                parts = of_runs[key] = _gathered(runs, layouts, fetched, clips.get(name))
-            read = partial(read_column, name, parts, copy=copy, allocate=state.allocate, form=ref.form(name))
+        parts: dict[str, Sequence[Gathered]] = {}
+        for names, runs in _by_runs(rows, clips):
+            parts.update(dict.fromkeys(names, _gathered(runs, layouts, fetched, clips.get(names[0]))))
+        for name in rows.runs:
+            read = partial(read_column, name, parts[name], copy=copy, allocate=state.allocate, form=ref.form(name))
             mine = Later()
             columns[name] = _checked(ref, name, rows, partial(read, verify_views=False, later=mine))
             copies.add([partial(_checked, ref, name, rows, copy) for copy in mine.take()], mine.size_bytes)

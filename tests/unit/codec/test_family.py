@@ -277,7 +277,7 @@ def test_a_family_is_read_as_one_block_without_asking_for_each() -> None:
     arena = Arena(encoded())
     order = [*range(COUNT - 1, 0, -2), *range(0, COUNT, 2)]
     (gathered,) = gather(arena.parts(order))
-    assert all(isinstance(stream, Scattered) for stream in gathered.node("tokens").streams)
+    assert all(isinstance(stream, Scattered) for stream in gathered.group("tokens").node.streams)
     for field in FIELDS:
         column = read_column(field, [gathered], copy=False, allocate=allocate)
         assert identical([row_of(1 + index)[field][0] for index in order], column.list()), field

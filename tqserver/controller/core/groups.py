@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tqserver.controller.core.arrays import distinct
+from tqserver.controller.core.arrays import distinct, grown
 from tqserver.controller.core.view import Bitmap
 
 if TYPE_CHECKING:
@@ -50,9 +50,7 @@ class GroupIndex:
             return
         capacity = max(count, 2 * len(self._counts))
         for name in ("_counts", "_needs"):
-            array = np.zeros(capacity, dtype=np.int64)
-            array[: len(getattr(self, name))] = getattr(self, name)
-            setattr(self, name, array)
+            setattr(self, name, grown(getattr(self, name), capacity))
         self.complete.resize(capacity)
 
     def _settle(self, groups: NDArray[np.int64]) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tqserver.controller.core.arrays import grown
+
 if TYPE_CHECKING:
     from tqserver.controller.core.groups import GroupIndex
     from tqserver.controller.core.priorities import PriorityIndex
@@ -37,9 +39,7 @@ class Bitmap:
 
     def resize(self, capacity: int) -> None:
         """Makes room for more numbers."""
-        ready = np.zeros(capacity, dtype=np.bool_)
-        ready[: len(self.ready)] = self.ready
-        self.ready = ready
+        self.ready = grown(self.ready, capacity)
 
     def assign(self, slots: Any, mask: NDArray[np.bool_]) -> None:
         """Sets whether numbers are members.
