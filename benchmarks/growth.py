@@ -24,9 +24,11 @@ BASE_ROWS: Final = 256
 BASE_BYTES: Final = {"full": 16 * MIB, "small": MIB}
 LIVE: Final = {"full": (1_000, 1_000_000), "small": (1_000, 20_000)}
 LIVE_BATCH_ROWS: Final = 64
-BYTES_MAX, ROWS_MAX, LIVE_MAX, APART_MAX = 18.0, 4.0, 1.5, 8.0
+BYTES_MAX, ROWS_MAX, LIVE_MAX = 18.0, 4.0, 1.5
 """Times as long as before an operation may take: for 16 times the bytes; for 16 times the rows, of as many bytes; in a
-partition with a thousand times the samples; and for rows that were put one by one."""
+partition with a thousand times the samples."""
+APART_MAX: Final = {1: 8.0, 8: 4.0}
+"""The same for rows that so many puts brought: by rows of a put."""
 WARM_UP: Final = 3
 SPARE_BYTES: Final = 1024 * MIB
 KINDS: Final[tuple[Kind, ...]] = ("one tensor", "list of tensors")
@@ -40,18 +42,18 @@ class Batch:
         kind: how the producer holds it.
         rows: samples.
         size_bytes: of all rows together.
-        apart: each row is put by itself.
+        apart: rows of a put; 0: all are put at once.
     """
 
     kind: Kind
     rows: int
     size_bytes: int
-    apart: bool = False
+    apart: int = 0
 
     @property
     def partition(self) -> str:
         """Where it goes: batches that are held in another way have another form."""
-        return f"bench/{self.kind}, {self.rows} rows{' apart' * self.apart}, {self.size_bytes} bytes"
+        return f"bench/{self.kind}, {self.rows} rows, {self.apart or 'all'} at once, {self.size_bytes} bytes"
 
     def build(self) -> Any:
         """Returns the values: float32 `[rows, n]`, or as many float32 `[n]`, each with memory of its own."""
@@ -113,7 +115,7 @@ def _with_bytes_and_rows(address: str, size: int, repeats: int, progress: Progre
     base = {kind: Batch(kind, BASE_ROWS, size) for kind in KINDS}
     longer = {kind: Batch(kind, BASE_ROWS, size * FACTOR) for kind in KINDS}
     more = {kind: Batch(kind, BASE_ROWS * FACTOR, size) for kind in KINDS}
-    apart = {kind: Batch(kind, BASE_ROWS, size, apart=True) for kind in KINDS}
+    apart = {(kind, rows): Batch(kind, BASE_ROWS, size, apart=rows) for rows in APART_MAX for kind in KINDS}
     batches = [*base.values(), *longer.values(), *more.values(), *apart.values()]
     times = _rounds(address, (_producer, _consumer), batches, repeats, progress)
     for work, larger, bound in (
@@ -124,9 +126,10 @@ def _with_bytes_and_rows(address: str, size: int, repeats: int, progress: Progre
             for operation in ("put", "get"):
                 less, most = (Spread.of(times[batch][operation]) for batch in (base[kind], larger[kind]))
                 yield Growth(work, kind, operation, less, most, bound)
-    for kind in KINDS:
-        less, most = (Spread.of(times[batch]["get"]) for batch in (base[kind], apart[kind]))
-        yield Growth(f"{BASE_ROWS} puts of a row, not one of all", kind, "get", less, most, APART_MAX)
+    for (kind, rows), batch in apart.items():
+        less, most = (Spread.of(times[each]["get"]) for each in (base[kind], batch))
+        work = f"{BASE_ROWS // rows} puts of {rows} row{'s' * (rows > 1)}, not one of all"
+        yield Growth(work, kind, "get", less, most, APART_MAX[rows])
 
 
 def _with_samples(address: str, live: tuple[int, int], repeats: int, progress: Progress) -> Iterator[Growth]:
@@ -176,10 +179,8 @@ def _producer(pipe: Connection, address: str, batches: list[Batch]) -> None:
 
         def put(batch: Batch, _: None) -> tuple[Times, Any]:
             start = time.perf_counter()
-            if batch.apart:
-                ids = np.concatenate([parts[batch].put({"value": row}) for row in _rows(values[batch])])
-            else:
-                ids = parts[batch].put({"value": values[batch]})
+            pieces = _pieces(values[batch], batch.apart or batch.rows)
+            ids = np.concatenate([parts[batch].put({"value": piece}) for piece in pieces])
             return {"put": time.perf_counter() - start}, ids
 
         def drop(batch: Batch, ids: Any) -> None:
@@ -188,8 +189,8 @@ def _producer(pipe: Connection, address: str, batches: list[Batch]) -> None:
         serve(pipe, {"ready": lambda: None, "once": put, "drop": drop})
 
 
-def _rows(values: Any) -> list[Any]:
-    return [values[row : row + 1] for row in range(len(values))]
+def _pieces(values: Any, rows: int) -> list[Any]:
+    return [values[row : row + rows] for row in range(0, len(values), rows)]
 
 
 def _consumer(pipe: Connection, address: str, batches: list[Batch]) -> None:

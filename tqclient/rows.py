@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.arguments import NO_VERSION
+from tqclient.arrays import spread
 from tqclient.errors import InvalidArgument
 from tqclient.limits import MESSAGE_BYTES_MAX
 from tqclient.wire.packing import I64, U32, U64, unpack_array, unpack_blobs, unpack_strings
@@ -116,8 +117,7 @@ def _ascending(first: NDArray[Any], counts: NDArray[Any], *, what: str) -> NDArr
     rows = int(counts.sum()) if counts.min(initial=0) >= 0 and counts.max(initial=0) <= ROWS_MAX else -1
     if not 0 <= rows <= ROWS_MAX:
         raise _too_many(counts[:8].tolist(), what)
-    values: NDArray[np.int64] = np.arange(rows) + np.repeat(first - (np.cumsum(counts) - counts), counts)
-    return values
+    return spread(first, counts)
 
 
 def _one_run(first: int, count: int, *, what: str) -> NDArray[np.int64]:

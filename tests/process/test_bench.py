@@ -56,6 +56,7 @@ def test_growth_sets_little_beside_much(no_leaks: None, tmp_path: Path) -> None:
         *[("put", 18), ("get", 18)] * 2,
         *[("put", 4), ("get", 4)] * 2,
         *[("get", 8)] * 2,
+        *[("get", 4)] * 2,
         ("put", 1.5),
         ("claim", 1.5),
     ]

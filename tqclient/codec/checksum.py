@@ -100,6 +100,17 @@ def digests(data: NDArray[np.uint8], unit: int) -> NDArray[np.uint64]:
     return found
 
 
+def unit_digests(data: NDArray[np.uint8], unit: int) -> list[int]:
+    """Returns what `digests` returns, as numbers: for the few units of a small stream that is no array's worth."""
+    if data.size <= unit:
+        return [_digest(data)] if data.size else []
+    whole = data.size - data.size % unit
+    found = list(map(_digest, data[:whole].reshape(-1, unit)))
+    if whole < data.size:
+        found.append(_digest(data[whole:]))
+    return found
+
+
 def first_mismatch(data: NDArray[np.uint8], unit: int, expected: NDArray[np.uint64]) -> int | None:
     """Compares whole units with their checksums.
 

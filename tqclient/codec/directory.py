@@ -42,7 +42,9 @@ DIMENSIONS_MAX: Final = 64
 DENSE, RAGGED, STRUCT, TEXT, BYTES, RECORD, SHARED = range(1, 8)
 _FORM_KIND: Final = {DENSE: "dense", RAGGED: "ragged", STRUCT: "struct", TEXT: "list", BYTES: "list", RECORD: "list"}
 _CONTAINERS: Final = ("", "torch", "numpy", "nested")
-_COUNTS: Final = {width: np.dtype(f"<u{width}") for width in (1, 2, 4, 8)}
+COUNT_WIDTHS: Final = (1, 2, 4, 8)
+"""Bytes that a row count may have."""
+_COUNTS: Final = {width: np.dtype(f"<u{width}") for width in COUNT_WIDTHS}
 _DIGEST: Final = np.dtype("<u8")
 _KNOWN_HEADS: Final = 1024
 """Heads of columns that are remembered, each of ..."""
@@ -192,7 +194,7 @@ def critical_flags(nodes: Sequence[NodePlan]) -> int:
 def count_width(counts: NDArray[np.int64]) -> int:
     """Bytes per row count: the narrowest of 1, 2, 4, 8."""
     largest = int(counts.max(initial=0))
-    return next(width for width in (1, 2, 4, 8) if largest < 1 << (8 * width))
+    return next(width for width in COUNT_WIDTHS if largest < 1 << (8 * width))
 
 
 def directory_bytes(nodes: Sequence[NodePlan]) -> int:

@@ -1,6 +1,6 @@
-"""Blocks of one row that differ in numbers alone, as one-row puts leave them by the thousand.
+"""Small blocks that differ in numbers alone, as puts of a row or of a group leave them by the thousand.
 
-Their directories are parsed as one matrix, and their rows are read as if they were those of one block that is scattered
+Their directories are parsed side by side, and their rows are read as if they were those of one block that is scattered
 over the memory. What is not like the others is parsed and read by itself: nothing is taken for granted here that
 `directory.parse` checks.
 """
@@ -11,46 +11,29 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from tqclient import limits
-from tqclient.codec.checksum import UNIT_MAX, UNIT_MIN, first_mismatch
-from tqclient.codec.directory import COUNTS_AT, SHARED, SIZE_AT, Node, Stream, parse
-from tqclient.codec.header import ALIGN, HEADER_BYTES, aligned
+from tqclient.arrays import spread
+from tqclient.codec.checksum import PIECE_BYTES, UNIT_MAX, UNIT_MIN
+from tqclient.codec.directory import COUNT_WIDTHS, COUNTS_AT, SHARED, SIZE_AT, Node, Stream, parse
+from tqclient.codec.header import HEADER_BYTES, aligned
+from tqclient.codec.scattered import Numbers, Scattered, Streams
 from tqclient.errors import CorruptBlock, UnsupportedVersion
-from tqclient.limits import KIB
 
 FAMILY_MIN: Final = 8
 """So few blocks are as well parsed one by one."""
 KINDS_MAX: Final = 4
-"""Of families among directories of one size; the rest is parsed one by one."""
-STREAM_BYTES_MAX: Final = 128 * KIB
+"""Of families among directories that begin alike; the rest is parsed one by one."""
+ROWS_MAX: Final = 256
+"""A block of more rows is worth being parsed by itself."""
+STREAM_BYTES_MAX: Final = PIECE_BYTES
 """A longer stream is worth a copy of its own: all that comes with one is little beside its bytes."""
-_LENGTH_AT, _WIDTH_AT, _UNIT_AT = 8, 16, 17  # within the entry of a stream, whose offset comes first
-
-Numbers = NDArray[np.int64]
-
-
-class Streams(NamedTuple):
-    """One stream of each block: what is not the same in all of them.
-
-    Attributes:
-        offsets: int64 [blocks], bytes within the block.
-        lengths: int64 [blocks], bytes.
-        units: int64 [blocks], bytes per checksum.
-        counts: int64 [blocks], items of the row; None: rows have none.
-        checksums: uint64 [blocks, units].
-    """
-
-    offsets: Numbers
-    lengths: Numbers
-    units: Numbers
-    counts: Numbers | None
-    checksums: NDArray[np.uint64]
+_RESERVED_AT: Final = 18  # within the entry of a stream, behind offset, length, width and unit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,15 +42,17 @@ class Family:
 
     Attributes:
         fields: columns by name, as the first block has them.
+        rows: of each block.
         sizes: int64 [blocks], bytes of each.
-        start: where the bytes of each block's streams begin, within the block.
+        starts: int64 [blocks]: where the bytes of each block's streams begin, within the block.
         stops: int64 [blocks]: where they end; 0: a block has none.
         streams: in the directory's order.
     """
 
     fields: dict[str, Node]
+    rows: int
     sizes: Numbers
-    start: int
+    starts: Numbers
     stops: Numbers
     streams: tuple[Streams, ...]
     _ranges: dict[frozenset[str], NDArray[np.uint64]] = field(default_factory=dict)
@@ -112,60 +97,17 @@ def _scattered(node: Node, streams: Iterator[Streams], where: tuple[Numbers, NDA
     return replace(node, streams=own, children=tuple([_scattered(child, streams, where) for child in node.children]))
 
 
-class Scattered(Stream):
-    """One stream of many blocks, one row of each; the rows are numbered as the blocks were named.
-
-    Attributes:
-        sizes: int64 [rows], bytes.
-    """
-
-    def __init__(
-        self, first: Stream, streams: Streams, blocks: Numbers, memory: NDArray[np.uint8], origins: Numbers
-    ) -> None:
-        """Args: `first`: of the family's first block; the others are as for `Family.scattered`."""
-        self.sizes = streams.lengths[blocks]
-        counts = None if streams.counts is None else streams.counts[blocks]
-        super().__init__(
-            0, int(self.sizes.sum()), 0, len(blocks), first.item_bytes, counts, np.empty(0, np.uint64), first.entry
-        )
-        self._memory = memory
-        self._starts = origins + streams.offsets[blocks]
-        self._units = streams.units[blocks]
-        self._digests = streams.checksums[blocks]
-
-    def row_counts(self, rows: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """Items of each row, int64. All rows, whatever is asked for: each block has one."""
-        return np.ones(self.rows, np.int64) if self.counts is None else self.counts
-
-    def copy(self, target: NDArray[np.uint8], places: Numbers, *, verify: bool) -> int | None:
-        """Copies each row to its place, and compares the copy with its checksums.
-
-        Returns:
-            The first row that differs, or None.
-        """
-        stops = (self._starts + self.sizes).tolist()
-        ends = (places + self.sizes).tolist()
-        rows = zip(self._starts.tolist(), stops, places.tolist(), ends, self._units.tolist(), strict=True)
-        memory, digests = self._memory, self._digests
-        for row, (start, stop, place, end, unit) in enumerate(rows):
-            copied = target[place:end]
-            copied[:] = memory[start:stop]
-            if verify and first_mismatch(copied, unit, digests[row]) is not None:
-                return row
-        return None
-
-
 def families(directories: Sequence[bytes]) -> list[tuple[Family, int] | None]:
     """Finds the directories that differ in numbers alone.
 
     Returns:
         For each the family and its place in it; None: parse it, whatever comes of that.
     """
-    by_size: dict[int, list[int]] = {}
+    by_prefix: dict[bytes, list[int]] = {}
     for index, directory in enumerate(directories):
-        by_size.setdefault(len(directory), []).append(index)
+        by_prefix.setdefault(directory[:SIZE_AT], []).append(index)
     found: list[tuple[Family, int] | None] = [None] * len(directories)
-    for alike in by_size.values():
+    for alike in by_prefix.values():
         left = alike
         for _ in range(KINDS_MAX):
             if len(left) < FAMILY_MIN:
@@ -179,73 +121,129 @@ def families(directories: Sequence[bytes]) -> list[tuple[Family, int] | None]:
 
 
 def _family(directories: Sequence[bytes]) -> tuple[Family | None, NDArray[np.bool_]]:
-    """Returns the family of the first directory, and which of them, all of one size, belong to it."""
-    none = np.zeros(len(directories), np.bool_)
+    """Returns the family of the first of directories that begin alike, and which of them belong to it."""
+    first, none = directories[0], np.zeros(len(directories), np.bool_)
     try:
-        rows, _, nodes, _ = parse(directories[0])
+        rows, _, nodes, _ = parse(first)
     except (CorruptBlock, UnsupportedVersion):
         return None, none
-    streams = [stream for node in nodes for stream in _streams(node)]
-    if rows != 1 or any(node.kind == SHARED for top in nodes for node in top.preorder()):
+    if not 1 <= rows <= ROWS_MAX or any(node.kind == SHARED for top in nodes for node in top.preorder()):
         return None, none
-    size = len(directories[0])
-    raw = np.frombuffer(b"".join(directories), np.uint8).reshape(-1, size)
-    digests = np.fromiter(map(xxhash.xxh3_64_intdigest, raw[:, :-8]), np.uint64, len(raw))
-    alike = np.ones(size, np.bool_)
-    alike[SIZE_AT : SIZE_AT + 8] = alike[-8:] = False
-    for stream in streams:
-        entry, end = stream.entry, stream.entry_end
-        alike[entry : entry + _WIDTH_AT] = alike[entry + _UNIT_AT] = alike[entry + COUNTS_AT : end] = False
-    members = (digests == _numbers(raw, size - 8)) & (raw[:, alike] == raw[0, alike]).all(axis=1)
-
-    sizes = _numbers(raw, SIZE_AT)
-    start = aligned(HEADER_BYTES + size)
-    ends, stops = np.full(len(raw), start, np.uint64), np.zeros(len(raw), np.uint64)
-    found = []
-    for stream in streams:
-        own, fits = _of_stream(raw, stream, ends)
-        members &= fits
+    cursors = _Cursors(directories)
+    cursors.take(SIZE_AT)  # they begin alike
+    sizes = cursors.numbers(8)
+    starts = ends = aligned(cursors.sizes + HEADER_BYTES)
+    stops = np.zeros_like(starts)
+    position, found = SIZE_AT + 8, []
+    for stream in (stream for node in nodes for stream in _streams(node)):
+        cursors.same(first[position : stream.entry])  # the heads of columns
+        own = _of_stream(cursors, stream, ends)
         found.append(own)
-        stops = np.where(own.lengths > 0, ends + own.lengths.astype(np.uint64), stops)
-        ends = (ends + own.lengths.astype(np.uint64) + np.uint64(ALIGN - 1)) & np.uint64(2**64 - ALIGN)
-    members &= (ends == sizes) & (sizes <= limits.BLOCK_BYTES_MAX)
+        stops = np.where(own.lengths > 0, ends + own.lengths, stops)
+        ends = aligned(ends + own.lengths)
+        position = stream.entry_end
+    members = cursors.finish() & (sizes == ends.astype(np.uint64)) & (ends <= limits.BLOCK_BYTES_MAX)
     if not members[0]:
         return None, none
-    fields = {node.name: node for node in nodes}
-    whole = [np.where(members, numbers, 0).astype(np.int64) for numbers in (sizes, stops)]
-    return Family(fields, whole[0], start, whole[1], tuple(found)), members
+    return Family({node.name: node for node in nodes}, rows, ends, starts, stops, tuple(found)), members
 
 
-def _of_stream(raw: NDArray[np.uint8], stream: Stream, ends: NDArray[np.uint64]) -> tuple[Streams, NDArray[np.bool_]]:
-    """Reads one stream's entry in each directory; says where it is right. `ends`: of what lies before, aligned."""
-    entry = stream.entry
-    offsets, lengths = _numbers(raw, entry), _numbers(raw, entry + _LENGTH_AT)
-    fits = (offsets == ends) & (lengths < STREAM_BYTES_MAX)
-    lengths = np.where(fits, lengths, 0)
-    log2 = raw[:, entry + _UNIT_AT].astype(np.int64)
-    fits &= (log2 >= UNIT_MIN.bit_length() - 1) & (log2 <= UNIT_MAX.bit_length() - 1)
-    units = np.int64(1) << np.where(fits, log2, 0)
-    fits &= -(-lengths.astype(np.int64) // units) == len(stream.checksums)
-    counts: Numbers | None = None
+def _of_stream(cursors: _Cursors, stream: Stream, ends: Numbers) -> Streams:
+    """Reads one stream's entry in each directory; one that is wrong falls behind. `ends`: of what lies before, aligned.
+
+    What it returns of those that fell behind is 0.
+    """
+    offsets, lengths, widths, log2 = (cursors.numbers(width) for width in (8, 8, 1, 1))
+    cursors.take(COUNTS_AT - _RESERVED_AT)
+    cursors.keep((offsets == ends.astype(np.uint64)) & (lengths < STREAM_BYTES_MAX))
+    cursors.keep((log2 >= UNIT_MIN.bit_length() - 1) & (log2 <= UNIT_MAX.bit_length() - 1))
+    counts = None
     if stream.counts is None:
-        fits &= lengths == stream.item_bytes
+        cursors.keep((widths == 0) & (lengths == stream.rows * stream.item_bytes))
     else:
-        width = stream.counts.itemsize
-        given = _numbers(raw, entry + COUNTS_AT, width)
-        # Bounded first, so that no product wraps.
-        most = lengths if stream.item_bytes else np.uint64(limits.BLOCK_BYTES_MAX - 1)
-        fits &= given <= most
-        fits &= np.where(fits, given, 0) * np.uint64(stream.item_bytes) == lengths
-        counts = np.where(fits, given, 0).astype(np.int64)
-    at = stream.entry_end - 8 * len(stream.checksums)
-    checksums = np.ascontiguousarray(raw[:, at : stream.entry_end]).view("<u8")
-    plain = np.where(fits, offsets, 0).astype(np.int64), lengths.astype(np.int64)
-    return Streams(*plain, units, counts, checksums), fits
+        counts = cursors.counts(widths, stream.rows)
+        most = lengths if stream.item_bytes else np.full_like(lengths, limits.BLOCK_BYTES_MAX - 1)
+        # Bounded first, one by one and then their sum, so that no product wraps.
+        cursors.keep(counts.max(axis=1, initial=0) <= most)
+        items = np.where(cursors.alike[:, None], counts, 0).sum(axis=1, dtype=np.uint64)
+        if stream.item_bytes:
+            cursors.keep(items <= lengths)
+        cursors.keep(np.where(cursors.alike, items, 0) * np.uint64(stream.item_bytes) == lengths)
+    units = np.int64(1) << cursors.of_alike(log2)
+    at = cursors.take(8 * -(-cursors.of_alike(lengths) // units))
+    plain = cursors.of_alike(offsets), cursors.of_alike(lengths)
+    each = cursors.of_alike(-(-plain[1] // units))
+    checksums = cursors.read(spread(at, each, 8), "<u8")
+    items_of = None if counts is None else cursors.of_alike(counts)
+    return Streams(*plain, units, items_of, checksums, np.concatenate(([0], np.cumsum(each))))
 
 
-def _numbers(raw: NDArray[np.uint8], at: int, width: int = 8) -> NDArray[np.uint64]:
-    """Returns the number of `width` bytes that each directory has at a place."""
-    return np.ascontiguousarray(raw[:, at : at + width]).view(f"<u{width}")[:, 0].astype(np.uint64)
+class _Cursors:
+    """Reads directories of any sizes side by side, front to back.
+
+    Attributes:
+        sizes: int64 [directories], bytes.
+        alike: bool [directories]: which of them had all that was asked for, and as it should be. The others fell
+            behind: they read what lies at their beginning.
+    """
+
+    def __init__(self, directories: Sequence[bytes]) -> None:
+        self.sizes = np.fromiter(map(len, directories), np.int64, len(directories))
+        stops = np.cumsum(self.sizes)
+        self._starts, self._ends = stops - self.sizes, stops - 8
+        self._at: Numbers = self._starts
+        self.alike = np.ones(len(directories), np.bool_)
+        # The last one may read as much behind its beginning as the first one has.
+        self._raw = np.frombuffer(b"".join([*directories, directories[0]]), np.uint8)
+        bodies = (memoryview(directory)[:-8] for directory in directories)
+        self._digests = np.fromiter(map(xxhash.xxh3_64_intdigest, bodies), np.uint64, len(directories))
+
+    def read(self, at: Numbers, dtype: str) -> NDArray[Any]:
+        """Returns what lies at places of them all, of whatever alignment."""
+        places = self._raw.size - np.dtype(dtype).itemsize + 1
+        found: NDArray[Any] = np.ndarray((places,), dtype, self._raw, strides=(1,))[at]
+        return found
+
+    def keep(self, right: NDArray[np.bool_]) -> None:
+        """Lets those fall behind that are not right."""
+        self.alike &= right
+
+    def of_alike(self, numbers: NDArray[Any]) -> Numbers:
+        """Returns numbers [directories, ...] as int64; those of directories that fell behind are 0."""
+        alike = self.alike.reshape(-1, *[1] * (numbers.ndim - 1))
+        return np.where(alike, numbers, 0).astype(np.int64)
+
+    def take(self, size: int | Numbers) -> Numbers:
+        """Goes past a part; returns where it begins."""
+        self.keep(self._at + size <= self._ends)
+        at: Numbers = np.where(self.alike, self._at, self._starts)
+        self._at = at + size
+        return at
+
+    def same(self, part: bytes) -> None:
+        """Goes past a part that is the same in all of them."""
+        if part:
+            self.keep(self.read(self.take(len(part)), f"S{len(part)}") == part)
+
+    def numbers(self, width: int) -> NDArray[np.uint64]:
+        """Goes past a number of `width` bytes; returns it, uint64 [directories]."""
+        return self.read(self.take(width), f"<u{width}").astype(np.uint64)
+
+    def counts(self, widths: NDArray[np.uint64], rows: int) -> NDArray[np.uint64]:
+        """Goes past the counts of rows, each of `widths` bytes; returns them, uint64 [directories, rows]."""
+        self.keep(np.isin(widths, COUNT_WIDTHS))
+        at = self.take(rows * self.of_alike(widths))
+        found = np.zeros((len(at), rows), np.uint64)
+        for width in COUNT_WIDTHS:
+            mine = np.flatnonzero(self.alike & (widths == width))
+            if mine.size:
+                found[mine] = self.read(at[mine, None] + width * np.arange(rows), f"<u{width}")
+        return found
+
+    def finish(self) -> NDArray[np.bool_]:
+        """Says which of them are alike to their ends, and pass their checksums."""
+        self.keep((self._at == self._ends) & (self._digests == self.read(self._ends, "<u8")))
+        return self.alike
 
 
 def _streams(node: Node) -> list[Stream]:

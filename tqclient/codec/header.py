@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import xxhash
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from tqclient import limits
 from tqclient.errors import CorruptBlock, UnsupportedVersion
+
+Size = TypeVar("Size", int, NDArray[np.int64])
 
 ALIGN: Final = 64
 """Bytes; every stream, and every tensor leaf of a record, begins on a multiple of it."""
@@ -104,6 +106,6 @@ def check_version(what: str, version: int, critical: int) -> None:
         raise UnsupportedVersion(f"the {what} uses features {unknown:#x} that this client lacks: update it")
 
 
-def aligned(size: int) -> int:
-    """`size` rounded up to the next 64-byte boundary."""
+def aligned(size: Size) -> Size:
+    """`size`, or each of them, rounded up to the next 64-byte boundary."""
     return (size + ALIGN - 1) & -ALIGN

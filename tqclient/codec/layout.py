@@ -21,7 +21,7 @@ class Layout:
     Attributes:
         rows: of the block.
         size_bytes: of the block.
-        family: of blocks of one row that it was parsed with, and its place among them; None: it was parsed by itself.
+        family: that it was parsed with, and its place among its blocks; None: it was parsed by itself.
     """
 
     __slots__ = ("_directory", "_fields", "_nodes", "_payload", "family", "rows", "size_bytes")
@@ -75,8 +75,10 @@ class Layout:
 
     @classmethod
     def _of_member(cls, family: Family, block: int, directory: bytes) -> Layout:
-        payload = family.start, int(family.stops[block])
-        return cls(1, int(family.sizes[block]), family.fields, payload, family=(family, block), directory=directory)
+        payload = int(family.starts[block]), int(family.stops[block])
+        return cls(
+            family.rows, int(family.sizes[block]), family.fields, payload, family=(family, block), directory=directory
+        )
 
     @classmethod
     def open(cls, block: NDArray[np.uint8]) -> Layout:

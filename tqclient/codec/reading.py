@@ -49,7 +49,7 @@ class Part:
 
 
 class Gathered(NamedTuple):
-    """The parts that come from one block, or from the one-row blocks of a family, together; see `gather`.
+    """The parts that come from one block, or from the blocks of a family, together; see `gather`.
 
     Attributes:
         part: one of them.
@@ -120,9 +120,9 @@ def _joined_family(members: list[Gathered]) -> Gathered:
         return members[0]
     blocks = np.fromiter((each.part.layout.family[1] for each in members), np.int64, len(members))  # type: ignore[index]
     origins = np.fromiter((each.part.origin for each in members), np.int64, len(members))
-    at = np.fromiter((each.place for each in members), np.int64, len(members))
-    fields = part.layout.family[0].scattered(blocks, part.memory, origins)
-    return Gathered(part, np.zeros(len(members), np.int64), at, (), -1, fields)
+    family, rows = part.layout.family[0], np.tile(members[0].rows, len(members))
+    at = np.concatenate([each.at for each in members])
+    return Gathered(part, rows, at, (), -1, family.scattered(blocks, part.memory, origins))
 
 
 def read_column(

@@ -15,11 +15,12 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tqclient.arrays import spread
 from tqclient.codec import parallel
 from tqclient.codec.checksum import PARALLEL_UNIT_MIN, PIECE_BYTES, first_mismatch, first_mismatch_at, unit_count
 from tqclient.codec.clips import Clip, clip_of, spans
 from tqclient.codec.directory import Node, Stream
-from tqclient.codec.family import Scattered
+from tqclient.codec.scattered import Scattered
 from tqclient.errors import CorruptBlock
 from tqclient.limits import KIB
 
@@ -174,7 +175,8 @@ def _read_many(groups: Sequence[Group], index: int, reading: Reading, later: par
         bad = scattered.copy(target, bounds[group.at], verify=reading.verify)
         if bad is not None:
             raise CorruptBlock(
-                f"field {reading.path!r}, row 0 of its block: its bytes fail their checksum", rows=[int(group.at[bad])]
+                f"field {reading.path!r}, row {group.rows[bad]} of its block: its bytes fail their checksum",
+                rows=[int(group.at[bad])],
             )
     for group, at in zip(whole, bounds[[group.place for group in whole]].tolist(), strict=True):
         _Copy(group, index, reading, target, later).run_whole(at)
@@ -359,8 +361,7 @@ def _split(
     """Cuts spans at the unit boundaries."""
     first = begin // unit
     counts = (end - 1) // unit - first + 1
-    within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    starts = (np.repeat(first, counts) + within) * unit
+    starts = spread(first, counts) * unit
     spans = np.repeat(begin, counts)
     cut = np.maximum(starts, spans)
     return cut, np.minimum(starts + unit, np.repeat(end, counts)), np.repeat(at, counts) + cut - spans
@@ -389,7 +390,4 @@ def _move(
     step = PIECE_BYTES // _GATHER_BYTES_MAX
     for low in range(0, len(sizes), step):
         counts = sizes[low : low + step]
-        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        target[np.repeat(at[low : low + step], counts) + within] = source[
-            np.repeat(begin[low : low + step], counts) + within
-        ]
+        target[spread(at[low : low + step], counts)] = source[spread(begin[low : low + step], counts)]

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient import limits as wire_limits
+from tqclient.arrays import spread
 from tqclient.errors import DuplicateKey, InvalidArgument, LeaseExpired, Sealed
 from tqclient.schema import join
 from tqclient.wire.v1 import controller_pb2 as pb
@@ -218,9 +219,8 @@ def _write(state: State, partition: Partition, put: validate.Commit, plan: _Plan
         if name not in samples.columns:
             samples.add_column(name, form, form_bytes)
     rows_of_blocks = np.array([block.rows for block in put.blocks], dtype=np.int64)
-    ends = np.cumsum(rows_of_blocks)
     index = plan.of_written(np.repeat(np.arange(len(put.blocks)), rows_of_blocks))
-    row_in_block = plan.of_written(np.arange(put.rows) - np.repeat(ends - rows_of_blocks, rows_of_blocks))
+    row_in_block = plan.of_written(spread(np.zeros_like(rows_of_blocks), rows_of_blocks))
     references = np.bincount(index, minlength=len(put.blocks)) * len(put.fields)
     records = [
         BlockRecord(state.next_block + i, partition.partition_id, block.rows, block.extents, block.directory, count)
