@@ -19,7 +19,14 @@ LINES_MAX = 500
 LONGER: dict[str, str] = {}
 
 # What a daemon may use of the client: free of torch, and part of the contract between the two.
-SHARED = ("tqclient.arrays", "tqclient.errors", "tqclient.limits", "tqclient.memory", "tqclient.schema", "tqclient.wire")
+SHARED = (
+    "tqclient.arrays",
+    "tqclient.errors",
+    "tqclient.limits",
+    "tqclient.memory",
+    "tqclient.schema",
+    "tqclient.wire",
+)
 HEAVY = ("torch", "tensordict")
 # The pure core has no I/O, no clock, no threads and no chance of its own: replaying its commands gives its state.
 IMPURE = ("asyncio", "grpc", "os", "random", "secrets", "socket", "sqlite3", "subprocess", "threading", "time", "uuid")

@@ -5,13 +5,36 @@ from __future__ import annotations
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.model.driver import Driver, ids, unpack
 from tqclient.errors import ClaimTimeout, InvalidArgument, SampleNotFound, Sealed
 from tqclient.wire.packing import pack_blobs
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver.controller.core import Core, limits
+from tqserver.controller.core.groups import Members
+
+Joined = st.lists(st.tuples(st.integers(-1, 5), st.integers(1, 12)), max_size=20)
+
+
+@given(first=st.lists(st.integers(-1, 5), max_size=12), later=Joined, asked=st.lists(st.integers(0, 8), unique=True))
+def test_members_of_many_groups_are_those_of_each(
+    first: list[int], later: list[tuple[int, int]], asked: list[int]
+) -> None:
+    """Whether they were there from the beginning, joined later, once or again, or never were."""
+    members = Members(np.array(first, np.int64), np.arange(1, len(first) + 1))
+    by_hand: dict[int, set[int]] = {}
+    for group, ident in [*zip(first, range(1, len(first) + 1), strict=True), *later]:
+        by_hand.setdefault(group, set()).add(ident)
+    for half in (later[: len(later) // 2], later[len(later) // 2 :]):
+        members.add(*(np.array([each[side] for each in half], np.int64) for side in (0, 1)))
+    found, places = members.of(np.array(asked, np.int64))
+    assert list(zip(places.tolist(), found.tolist(), strict=True)) == [
+        (place, ident) for place, group in enumerate(asked) for ident in sorted(by_hand.get(group, ()))
+    ]
 
 
 def _claim(driver: Driver, session: int, p: int, batch: int, size: int | None = 2, **options: Any) -> Any:
@@ -134,6 +157,23 @@ def test_groups_survive_a_compaction(driver: Driver, session: int) -> None:
     assert _ids(_claim(driver, session, p, 2)) == [1, 2]
     driver.ok("clear", pb.ClearRequest(partition_id=p, ids=ids(*range(3, 2990))), session=session)
     assert _ids(_claim(driver, session, p, 4)) == [2991, 2992, 2993, 2994]  # 2990 lost its other half
+    driver.core.check_invariants()
+
+
+def test_many_groups_of_several_sizes_come_each_with_its_oldest_members(driver: Driver, session: int) -> None:
+    """Some with a member that is claimed already, dropped, or one too many."""
+    p = driver.partition(session)
+    sizes = [1, 3, 2, 4, 1, 3]
+    groups = [group for member in range(4) for group, size in enumerate(sizes) if member < size]
+    driver.put(session, p, len(groups), groups=groups, tags=[{"group_size": sizes[group]} for group in groups])
+    driver.put(session, p, 2, groups=[1, 4])  # too many of these
+    members = {group: [i + 1 for i, each in enumerate(groups) if each == group] for group in range(len(sizes))}
+    claim = _claim(driver, session, p, sum(sizes[:4]), size=None)
+    assert _ids(claim) == [ident for group in range(4) for ident in members[group]]
+    assert _ids(_claim(driver, session, p, 4, size=None)) == [*members[4], *members[5]]
+    assert unpack(driver.core.list_dead(p, "x").surplus) == [15, 16]
+    driver.settle(session, claim.claim_id, ack=False)
+    assert _ids(_claim(driver, session, p, 6, size=None)) == [*members[0], *members[1], *members[2]]
     driver.core.check_invariants()
 
 

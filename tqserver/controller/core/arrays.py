@@ -25,7 +25,7 @@ def distinct(values: NDArray[Number]) -> NDArray[Number]:
     if _ascends(values):
         return values
     values = np.sort(values)
-    return values[_begins(values)]
+    return values[begins(values)]
 
 
 def are_distinct(values: NDArray[Number]) -> bool:
@@ -35,17 +35,17 @@ def are_distinct(values: NDArray[Number]) -> bool:
 
 def counted(values: NDArray[Number]) -> tuple[NDArray[Number], NDArray[np.int64]]:
     """Returns what an array holds, each value once, ascending, and how often: runs of equal values cost one look."""
-    starts = np.flatnonzero(_begins(values))
+    starts = np.flatnonzero(begins(values))
     runs, lengths = values[starts], np.diff(starts, append=len(values))
     if _ascends(runs):
         return runs, lengths
     order = np.argsort(runs, kind="stable")
     runs, lengths = runs[order], lengths[order]
-    first = np.flatnonzero(_begins(runs))
+    first = np.flatnonzero(begins(runs))
     return runs[first], np.add.reduceat(lengths, first)
 
 
-def _begins(values: NDArray[Any]) -> NDArray[np.bool_]:
+def begins(values: NDArray[Any]) -> NDArray[np.bool_]:
     """Where a run of equal values begins: bool, by entry."""
     return np.concatenate((np.ones(min(len(values), 1), np.bool_), values[1:] != values[:-1]))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tqclient.arrays import spread
 from tqserver.controller.core.arrays import distinct, grown
 from tqserver.controller.core.view import Bitmap
 
@@ -94,7 +96,7 @@ class Members:
     def __init__(self, groups: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
         order = np.argsort(groups, kind="stable")
         self._ids = ids[order]
-        self._ends = np.cumsum(np.bincount(groups + 1))  # those without a group come first
+        self._ends = np.cumsum(np.bincount(groups + 1, minlength=2))  # those without a group come first
         self._later: dict[int, list[int]] = {}
 
     def add(self, groups: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
@@ -102,13 +104,27 @@ class Members:
         for group, ident in zip(groups.tolist(), ids.tolist(), strict=True):
             self._later.setdefault(group, []).append(ident)
 
-    def of(self, group: int) -> NDArray[np.int64]:
-        """Returns the ids for a group, ascending, each once."""
-        later = np.array(self._later.get(group, ()), dtype=np.int64)
-        if group + 1 >= len(self._ends):
-            return distinct(later)
-        first = self._ids[self._ends[group] : self._ends[group + 1]]
-        return distinct(np.concatenate([first, later])) if len(later) else first
+    def of(self, groups: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the ids for groups, each named once: one group after the other, ascending, each id once.
+
+        Returns:
+            int64 [n], twice: the ids, and for each of them the place of its group in `groups`.
+        """
+        known = np.minimum(groups, len(self._ends) - 2)
+        starts = self._ends[known]
+        counts = np.where(known == groups, self._ends[known + 1] - starts, 0)
+        ids, places = self._ids[spread(starts, counts)], np.repeat(np.arange(len(groups)), counts)
+        if self._later.keys().isdisjoint(groups.tolist()):
+            return ids, places
+        later = [self._later.get(group, ()) for group in groups.tolist()]
+        counts = np.fromiter(map(len, later), np.int64, len(later))
+        joined = np.fromiter(chain.from_iterable(later), np.int64, int(counts.sum()))
+        ids, places = np.append(ids, joined), np.append(places, np.repeat(np.arange(len(groups)), counts))
+        order = np.lexsort((ids, places))
+        ids, places = ids[order], places[order]
+        again = (ids[1:] == ids[:-1]) & (places[1:] == places[:-1])
+        first = np.append(True, ~again)
+        return ids[first], places[first]
 
 
 class DeclaredSizes:

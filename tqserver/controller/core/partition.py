@@ -244,8 +244,7 @@ class Partition:
         samples = self.samples
         if len(slots) != samples.live or not samples.alive[slots].all():
             touched = distinct(samples.group[slots])
-            members = [samples.members(group) for group in touched[touched >= 0].tolist()]
-            slots = np.concatenate([slots[samples.group[slots] < 0], *members])
+            slots = np.append(slots[samples.group[slots] < 0], samples.members(touched[touched >= 0]))
         slots = slots[(consumer.state[slots] == OPEN) | (consumer.state[slots] == STALE)]
         stale, groups = self.stale(slots), samples.group[slots]
         breaking = stale & (groups >= 0)

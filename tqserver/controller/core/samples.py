@@ -169,13 +169,13 @@ class SampleTable:
             if size is not None:
                 self._declared.add(group, size, members)
 
-    def members(self, group: int) -> Slots:
-        """Returns the slots of the live members of a group, the oldest first."""
+    def members(self, groups: NDArray[np.int64]) -> Slots:
+        """Returns the slots of the live members of groups, each named once: group after group, the oldest first."""
         if self._members is None:
             self._members = Members(self.group[: self.size], self.ids[: self.size])
-        slots = self.find(self._members.of(group))
-        slots = slots[slots >= 0]
-        found: Slots = slots[self.group[slots] == group]
+        ids, places = self._members.of(groups)
+        slots = self.find(ids)
+        found: Slots = slots[(slots >= 0) & (self.group[slots] == groups[places])]
         return found
 
     def numbers(self, tag: str) -> NDArray[np.float64]:

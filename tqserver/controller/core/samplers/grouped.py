@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from tqclient.arrays import spread
 from tqclient.errors import InvalidArgument
-from tqserver.controller.core.arrays import counted, distinct
+from tqserver.controller.core.arrays import begins, counted, distinct
 from tqserver.controller.core.consumer import OPEN, STALE
 from tqserver.controller.core.samplers.balance import balanced
 from tqserver.controller.core.samplers.base import Sampler, SampleRequest, Slots, group_index, text
@@ -57,21 +58,14 @@ class WholeGroups(Sampler):
             raise InvalidArgument(
                 f"batch_size={request.batch_size}, but the oldest complete group has {index.first_size()} members"
             )
-        return np.concatenate(
-            [self._ready(view, request, group)[:size] for group, size in zip(groups.tolist(), sizes, strict=True)]
-        )
-
-    @staticmethod
-    def _ready(view: View, request: SampleRequest, group: int) -> Slots:
-        members = request.samples.members(group)
+        members = request.samples.members(groups)
         ready: Slots = members[view.ready[members]]
-        return ready
+        return ready[spread(np.flatnonzero(begins(request.samples.group[ready])), sizes)]  # the oldest of each group
 
     def surplus(self, slots: Slots, request: SampleRequest) -> Slots:
         """The other members of the groups, but those that are settled."""
         samples, consumer = request.samples, request.consumer
-        members = [samples.members(group) for group in distinct(samples.group[slots]).tolist()]
-        rest = np.setdiff1d(np.concatenate(members), slots)
+        rest = np.setdiff1d(samples.members(distinct(samples.group[slots])), slots)
         unsettled: Slots = rest[(consumer.state[rest] == OPEN) | (consumer.state[rest] == STALE)]
         return unsettled
 
