@@ -176,7 +176,10 @@ class WindowPool:
         return None
 
     def ahead_bytes(self, spot: Spot, length: int) -> int:
-        """Returns how much to reserve for this and the puts to come; it doubles with each call, up to `AHEAD_MAX`."""
+        """Returns how much to reserve for this and the puts to come.
+
+        It doubles with each call, up to `AHEAD_MAX`, and begins anew once the last window there is cut from no more.
+        """
         with self._lock:
             size = max(self._ahead.get(spot, AHEAD_FIRST), aligned(length))
             self._ahead[spot] = min(size * 2, AHEAD_MAX)
@@ -232,6 +235,7 @@ class WindowPool:
         self._open[window.spot].remove(window)
         if not self._open[window.spot]:
             del self._open[window.spot]
+            self._ahead.pop(window.spot, None)  # else one would stay of each partition there ever was
         self._close_if_done(window)
 
     def _close_if_done(self, window: Window) -> None:

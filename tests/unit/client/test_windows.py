@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tqclient.limits import KIB, MIB
-from tqclient.windows import Fate, Spot, WindowPool, aligned
+from tqclient.windows import WINDOWS_MAX, Fate, Spot, WindowPool, aligned
 from tqclient.wire.v1 import storage_pb2
 
 SPOT = Spot(session=1, address="node:1", node="n0", arena=7, incarnation=1, partition_id=3)
@@ -146,6 +146,17 @@ def test_reserving_ahead_doubles_up_to_a_bound() -> None:
     pool = WindowPool(lambda: 0.0)
     assert [pool.ahead_bytes(SPOT, 100) // KIB for _ in range(7)] == [256, 512, 1024, 2048, 4096, 8192, 8192]
     assert pool.ahead_bytes(SPOT, 9 * MIB) == 9 * MIB
+
+
+def test_reserving_ahead_begins_anew_behind_the_last_window_of_a_partition() -> None:
+    """Nothing is remembered of partitions that are gone: a producer may see one for each step."""
+    pool = WindowPool(lambda: 0.0)
+    for _ in range(2):
+        assert [pool.ahead_bytes(SPOT, 100) // KIB for _ in range(2)] == [256, 512]
+        for _ in range(WINDOWS_MAX + 1):  # the oldest is given up, the others are not
+            pool.settle(pool.add(SPOT, granted(1024), [100], whole=False), "committed")
+        assert pool.ahead_bytes(SPOT, 100) == MIB
+        pool.retire(partition_id=SPOT.partition_id)
 
 
 @given(st.lists(st.tuples(st.integers(1, 700), st.sampled_from(["committed", "refused", "unknown", None]))))
