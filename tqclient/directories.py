@@ -51,5 +51,11 @@ class DirectoryCache:
                 _, (_, evicted) = self._entries.popitem(last=False)
                 self._bytes -= evicted
 
+    def replace(self, block_id: int, layout: Layout) -> None:
+        """Remembers another layout of the same block, if one is remembered."""
+        with self._lock:
+            if block_id in self._entries:
+                self._entries[block_id] = layout, self._entries[block_id][1]
+
     def __len__(self) -> int:
         return len(self._entries)

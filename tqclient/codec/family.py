@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 
 from tqclient import limits
 from tqclient.arrays import spread
-from tqclient.codec.checksum import PIECE_BYTES, UNIT_MAX, UNIT_MIN
+from tqclient.codec.checksum import UNIT_MAX, UNIT_MIN
 from tqclient.codec.directory import COUNT_WIDTHS, COUNTS_AT, SHARED, SIZE_AT, Node, Stream, parse
 from tqclient.codec.header import HEADER_BYTES, aligned
-from tqclient.codec.scattered import Numbers, Scattered, Streams
+from tqclient.codec.scattered import Numbers, Picks, Scattered, Streams, whole_units
 from tqclient.errors import CorruptBlock, UnsupportedVersion
+from tqclient.limits import MIB
 
 FAMILY_MIN: Final = 8
 """So few blocks are as well parsed one by one."""
@@ -31,8 +32,8 @@ KINDS_MAX: Final = 4
 """Of families among directories that begin alike; the rest is parsed one by one."""
 ROWS_MAX: Final = 256
 """A block of more rows is worth being parsed by itself."""
-STREAM_BYTES_MAX: Final = PIECE_BYTES
-"""A longer stream is worth a copy of its own: all that comes with one is little beside its bytes."""
+STREAM_BYTES_MAX: Final = 8 * MIB
+"""A block with a longer stream is worth it, too."""
 _RESERVED_AT: Final = 18  # within the entry of a stream, behind offset, length, width and unit
 
 
@@ -56,6 +57,7 @@ class Family:
     stops: Numbers
     streams: tuple[Streams, ...]
     _ranges: dict[frozenset[str], NDArray[np.uint64]] = field(default_factory=dict)
+    _rows: dict[frozenset[str], tuple[Numbers, ...]] = field(default_factory=dict)
 
     def ranges(self, block: int, fields: Iterable[str]) -> NDArray[np.uint64]:
         """Returns the bytes of a block that fields lie in: uint64 [n, 2] (offset, length), ascending."""
@@ -68,8 +70,7 @@ class Family:
 
     def _ranges_of(self, wanted: frozenset[str]) -> NDArray[np.uint64]:
         """The same for all blocks: uint64 [blocks, n, 2]. Neighbours, with the padding between them, are one range."""
-        streams = iter(self.streams)
-        named = [(name in wanted, next(streams)) for name, node in self.fields.items() for _ in _streams(node)]
+        named = [(name in wanted, streams) for name, _, streams in self._columns()]
         ranges = []
         for is_wanted, run in groupby(named, key=itemgetter(0)):
             own = [stream for _, stream in run]
@@ -79,22 +80,47 @@ class Family:
                 ranges.append((start, stop - start))
         return np.array(ranges, np.uint64).reshape(-1, 2, len(self.sizes)).transpose(2, 0, 1)
 
-    def scattered(self, blocks: Numbers, memory: NDArray[np.uint8], origins: Numbers) -> dict[str, Node]:
-        """Returns the fields of some of the blocks as if they were those of one block, by name.
+    def row_ranges(self, block: int, fields: Iterable[str], rows: Numbers) -> tuple[Numbers, Numbers]:
+        """Returns where in a block rows of fields lie, with the whole units around: (starts, stops), int64 [n]."""
+        wanted = frozenset(fields)
+        known = self._rows.get(wanted)
+        if known is None:
+            known = self._rows[wanted] = self._rows_of(wanted)
+        offsets, lengths, units, bounds = (numbers[block] for numbers in known)
+        low, high = bounds[:, rows], bounds[:, rows + 1]
+        starts, stops = whole_units(low, high, units, lengths)
+        return (starts + offsets)[low < high], (stops + offsets)[low < high]
+
+    def _rows_of(self, wanted: frozenset[str]) -> tuple[Numbers, ...]:
+        """Where the rows lie in all blocks: offsets, lengths, units [blocks, streams, 1], bounds [.., rows + 1]."""
+        columns = [(first, streams) for name, first, streams in self._columns() if name in wanted]
+        blocks = np.arange(len(self.sizes))
+        plain = zip(*(streams[:3] for _, streams in columns), strict=True)
+        bounds = np.stack([streams.bounds(blocks, first) for first, streams in columns], axis=1)
+        return (*[np.stack(each, axis=1)[:, :, None] for each in plain], bounds)
+
+    def scattered(self, picks: Picks, memory: NDArray[np.uint8]) -> dict[str, Node]:
+        """Returns the fields of some rows of some blocks as if they were those of one block, by name.
 
         Args:
-            blocks: int64 [n].
-            memory: uint8, that holds all of them.
-            origins: int64 [n]: where in it they begin.
+            picks: which rows.
+            memory: uint8, that holds what is wanted of all of the blocks.
         """
         streams = iter(self.streams)
-        where = blocks, memory, origins
-        return {name: _scattered(node, streams, where) for name, node in self.fields.items()}
+        return {name: _scattered(node, streams, picks, memory) for name, node in self.fields.items()}
+
+    def _columns(self) -> Iterator[tuple[str, Stream, Streams]]:
+        """Field, the first block's stream, those of all, for each stream."""
+        named = ((name, stream) for name, node in self.fields.items() for stream in _streams(node))
+        for (name, first), streams in zip(named, self.streams, strict=True):
+            yield name, first, streams
 
 
-def _scattered(node: Node, streams: Iterator[Streams], where: tuple[Numbers, NDArray[np.uint8], Numbers]) -> Node:
-    own = tuple([Scattered(stream, next(streams), *where) for stream in node.streams])
-    return replace(node, streams=own, children=tuple([_scattered(child, streams, where) for child in node.children]))
+def _scattered(node: Node, streams: Iterator[Streams], picks: Picks, memory: NDArray[np.uint8]) -> Node:
+    own = tuple([Scattered(stream, next(streams), picks, memory) for stream in node.streams])
+    return replace(
+        node, streams=own, children=tuple([_scattered(child, streams, picks, memory) for child in node.children])
+    )
 
 
 def families(directories: Sequence[bytes]) -> list[tuple[Family, int] | None]:
@@ -143,8 +169,8 @@ def _family(directories: Sequence[bytes]) -> tuple[Family | None, NDArray[np.boo
         ends = aligned(ends + own.lengths)
         position = stream.entry_end
     members = cursors.finish() & (sizes == ends.astype(np.uint64)) & (ends <= limits.BLOCK_BYTES_MAX)
-    if not members[0]:
-        return None, none
+    if members.sum() < FAMILY_MIN:
+        return None, members
     return Family({node.name: node for node in nodes}, rows, ends, starts, stops, tuple(found)), members
 
 
@@ -162,13 +188,14 @@ def _of_stream(cursors: _Cursors, stream: Stream, ends: Numbers) -> Streams:
         cursors.keep((widths == 0) & (lengths == stream.rows * stream.item_bytes))
     else:
         counts = cursors.counts(widths, stream.rows)
-        most = lengths if stream.item_bytes else np.full_like(lengths, limits.BLOCK_BYTES_MAX - 1)
-        # Bounded first, one by one and then their sum, so that no product wraps.
-        cursors.keep(counts.max(axis=1, initial=0) <= most)
+        # Each bounded first, so that no sum wraps; and no product is made that might.
+        cursors.keep(counts.max(axis=1, initial=0) < limits.BLOCK_BYTES_MAX)
         items = np.where(cursors.alike[:, None], counts, 0).sum(axis=1, dtype=np.uint64)
         if stream.item_bytes:
-            cursors.keep(items <= lengths)
-        cursors.keep(np.where(cursors.alike, items, 0) * np.uint64(stream.item_bytes) == lengths)
+            whole, rest = np.divmod(lengths, np.uint64(stream.item_bytes))
+            cursors.keep((items == whole) & (rest == 0))
+        else:
+            cursors.keep(lengths == 0)
     units = np.int64(1) << cursors.of_alike(log2)
     at = cursors.take(8 * -(-cursors.of_alike(lengths) // units))
     plain = cursors.of_alike(offsets), cursors.of_alike(lengths)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tqclient.codec import directory as _directory
 from tqclient.codec.clips import Clip, row_lengths, spans
-from tqclient.codec.family import Family, families
+from tqclient.codec.family import FAMILY_MIN, ROWS_MAX, Family, families
 from tqclient.codec.header import ALIGN, Header
 from tqclient.errors import CorruptBlock, InvalidArgument
 from tqclient.schema import Form
@@ -44,7 +44,8 @@ class Layout:
             fields: its columns by name; of a member of a family, those of the family's first block.
             payload: (start, stop) of the bytes of all fields; stop is 0 where there are none.
             family: see above.
-            directory: of a member of a family, which is parsed by itself if somebody asks for one of its columns.
+            directory: of a block that is, or may become, a member of a family; a member is parsed by itself if somebody
+                asks for one of its columns.
         """
         self.rows = rows
         self.size_bytes = size_bytes
@@ -63,7 +64,8 @@ class Layout:
             UnsupportedVersion: a newer format, or a feature that this reader lacks.
         """
         rows, size_bytes, nodes, payload = _directory.parse(directory)
-        return cls(rows, size_bytes, {node.name: node for node in nodes}, payload)
+        fields = {node.name: node for node in nodes}
+        return cls(rows, size_bytes, fields, payload, directory=directory if rows <= ROWS_MAX else b"")
 
     @classmethod
     def parse_many(cls, directories: Sequence[bytes]) -> list[Layout | None]:
@@ -72,6 +74,20 @@ class Layout:
             None if found is None else cls._of_member(*found, directory)
             for directory, found in zip(directories, families(directories), strict=True)
         ]
+
+    @classmethod
+    def join(cls, layouts: Sequence[Layout]) -> list[Layout]:
+        """Makes families of blocks that became known a few at a time: what is of many is read many times over.
+
+        Returns:
+            As many, in the same order: the same ones, or new members in their place.
+        """
+        small = [each for each in layouts if each._directory]
+        kinds = {id(each) if each.family is None else id(each.family[0]) for each in small}
+        if len(small) < FAMILY_MIN or len(kinds) * FAMILY_MIN <= len(small):
+            return list(layouts)
+        found = iter(cls.parse_many([each._directory for each in small]))
+        return [(next(found) or each) if each._directory else each for each in layouts]
 
     @classmethod
     def _of_member(cls, family: Family, block: int, directory: bytes) -> Layout:
@@ -131,6 +147,20 @@ class Layout:
             return np.concatenate([self.ranges(name) for name in fields])
         family, block = self.family
         return family.ranges(block, fields)
+
+    def needed(
+        self, fields: Collection[str], rows: NDArray[np.int64], clips: Sequence[Clip] = ()
+    ) -> NDArray[np.uint64]:
+        """The bytes of the block that must be at hand to read, and verify, rows of some fields, as `ranges`.
+
+        Raises:
+            InvalidArgument: no such field, or a row out of bounds.
+        """
+        if self.family is None or clips or not set(fields) <= self._fields.keys():
+            return np.concatenate([self.ranges(name, rows, clips) for name in fields])
+        check_rows(rows, self.rows)
+        family, block = self.family
+        return _merge(*family.row_ranges(block, fields, rows))
 
     def form(self, field: str) -> Form:
         """The form of a field."""

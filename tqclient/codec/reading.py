@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,14 @@ from tqclient.codec.kinds import dense, ragged, record, shared, struct
 from tqclient.codec.kinds.base import Column
 from tqclient.codec.layout import Layout, check_rows, find, is_everything
 from tqclient.codec.parallel import Later
+from tqclient.codec.scattered import Picks
 from tqclient.codec.streams import Allocate, Fetch, Group, Locate, Reading
 from tqclient.errors import CorruptBlock, InvalidArgument
+from tqclient.limits import MIB
 from tqclient.schema import Form
+
+JOINED_BYTES_MAX: Final = MIB
+"""What is wanted of a block, by its mean row, beyond which it is worth copies of its own, on several cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +87,12 @@ def gather(parts: Sequence[Part]) -> list[Gathered]:
     Raises:
         InvalidArgument: a row out of bounds.
     """
-    by_block: dict[tuple[int, Fetch], list[int]] = {}
-    for index, part in enumerate(parts):
-        by_block.setdefault((id(part.layout), part.fetch), []).append(index)
     starts = list(itertools.accumulate((len(part.rows) for part in parts), initial=0))
     order = np.arange(starts[-1])
-    gathered = []
+    gathered, left = _join_families(parts, starts, order)
+    by_block: dict[tuple[int, Fetch], list[int]] = {}
+    for index in left:
+        by_block.setdefault((id(parts[index].layout), parts[index].fetch), []).append(index)
     for indices in by_block.values():
         part, start = parts[indices[0]], starts[indices[0]]
         if len(indices) == 1:
@@ -99,30 +104,54 @@ def gather(parts: Sequence[Part]) -> list[Gathered]:
         check_rows(rows, part.layout.rows)
         whole = len(indices) == 1 and not clips and is_everything(rows, part.layout.rows)
         gathered.append(Gathered(part, rows, at, clips, start if whole else -1))
-    return _join_families(gathered)
+    return gathered
 
 
-def _join_families(gathered: list[Gathered]) -> list[Gathered]:
-    """Makes one of all the blocks of a family that lie in one memory."""
-    members: dict[tuple[int, int], list[Gathered]] = {}
-    others = []
-    for each in gathered:
-        if each.place >= 0 and each.part.layout.family is not None and each.part.memory is not None:
-            members.setdefault((id(each.part.layout.family[0]), id(each.part.memory)), []).append(each)
+def _join_families(
+    parts: Sequence[Part], starts: Sequence[int], order: NDArray[np.int64]
+) -> tuple[list[Gathered], list[int]]:
+    """Makes one of all parts of blocks of a family that lie in one memory; returns the indexes of the others, too.
+
+    Args:
+        parts: see `gather`.
+        starts: of each, its first place in delivery order.
+        order: int64, all places.
+    """
+    members: dict[tuple[int, int], list[int]] = {}
+    left = []
+    for index, part in enumerate(parts):
+        if part.layout.family is not None and part.memory is not None and not part.clips and _is_small(part):
+            members.setdefault((id(part.layout.family[0]), id(part.memory)), []).append(index)
         else:
-            others.append(each)
-    return [*map(_joined_family, members.values()), *others]
+            left.append(index)
+    gathered = []
+    for indices in members.values():
+        own = [parts[index] for index in indices]
+        if len({id(part.layout) for part in own}) == 1:  # of one block there may be a view
+            left.extend(indices)
+        else:
+            at = np.concatenate([order[starts[index] : starts[index + 1]] for index in indices])
+            gathered.append(_joined_family(own, at))
+    return gathered, left
 
 
-def _joined_family(members: list[Gathered]) -> Gathered:
-    part = members[0].part
-    if len(members) == 1 or part.layout.family is None or part.memory is None:
-        return members[0]
-    blocks = np.fromiter((each.part.layout.family[1] for each in members), np.int64, len(members))  # type: ignore[index]
-    origins = np.fromiter((each.part.origin for each in members), np.int64, len(members))
-    family, rows = part.layout.family[0], np.tile(members[0].rows, len(members))
-    at = np.concatenate([each.at for each in members])
-    return Gathered(part, rows, at, (), -1, family.scattered(blocks, part.memory, origins))
+def _is_small(part: Part) -> bool:
+    return len(part.rows) * part.layout.size_bytes <= JOINED_BYTES_MAX * part.layout.rows
+
+
+def _joined_family(parts: Sequence[Part], at: NDArray[np.int64]) -> Gathered:
+    part, counts = parts[0], [len(part.rows) for part in parts]
+    assert part.layout.family is not None
+    assert part.memory is not None
+    rows = np.concatenate([part.rows for part in parts])
+    check_rows(rows, part.layout.rows)
+    blocks = np.repeat([part.layout.family[1] for part in parts], counts)  # type: ignore[index]
+    # A run ends where the block does, or the next row is not the next one, here or in delivery order.
+    new = (blocks[1:] != blocks[:-1]) | (rows[1:] != rows[:-1] + 1) | (at[1:] != at[:-1] + 1)
+    first = np.flatnonzero(np.append(rows.size > 0, new))
+    origins = np.repeat([part.origin for part in parts], counts)[first]
+    picks = Picks(blocks[first], rows[first], np.diff(first, append=rows.size), origins)
+    return Gathered(part, rows, at, (), -1, part.layout.family[0].scattered(picks, part.memory))
 
 
 def read_column(

@@ -33,32 +33,81 @@ class Streams(NamedTuple):
     checksums: NDArray[np.uint64]
     firsts: Numbers
 
+    def bounds(self, blocks: Numbers, first: Stream) -> Numbers:
+        """Where the rows of blocks lie within the stream: int64 [len(blocks), rows + 1], bytes.
+
+        Args:
+            blocks: int64 [n].
+            first: of the family's first block.
+        """
+        if self.counts is None:
+            return np.tile(first.bounds(), (len(blocks), 1))
+        found = np.zeros((len(blocks), first.rows + 1), np.int64)
+        np.cumsum(self.counts[blocks], axis=1, out=found[:, 1:])
+        found *= first.item_bytes
+        return found
+
+
+def whole_units(starts: Numbers, stops: Numbers, units: Numbers, lengths: Numbers) -> tuple[Numbers, Numbers]:
+    """Returns the bounds of the units that runs of bytes lie in: a checksum is of all of its unit. Of no bytes, none.
+
+    Args:
+        starts: int64, bytes within a stream.
+        stops: of them, behind the last byte.
+        units: bytes per checksum.
+        lengths: of the streams; the last unit ends with it.
+    """
+    low = starts // units * units
+    high = np.minimum(-(-stops // units) * units, lengths)
+    return np.where(starts < stops, low, starts), np.where(starts < stops, high, starts)
+
+
+class Picks(NamedTuple):
+    """Which rows of which blocks, in delivery order, as runs of rows that lie side by side in their block.
+
+    Attributes:
+        blocks: int64 [runs].
+        firsts: int64 [runs], the first row of each.
+        counts: int64 [runs], rows of each.
+        origins: int64 [runs]: where in the memory its block begins.
+    """
+
+    blocks: Numbers
+    firsts: Numbers
+    counts: Numbers
+    origins: Numbers
+
 
 class Scattered(Stream):
-    """One stream of many blocks, all rows of each; they are numbered as the blocks were named.
+    """One stream of many blocks; the rows that are wanted of it are numbered as they were picked.
 
     Attributes:
         sizes: int64 [rows], bytes.
     """
 
-    def __init__(
-        self, first: Stream, streams: Streams, blocks: Numbers, memory: NDArray[np.uint8], origins: Numbers
-    ) -> None:
+    def __init__(self, first: Stream, streams: Streams, picks: Picks, memory: NDArray[np.uint8]) -> None:
         """Args: `first`: of the family's first block; the others are as for `Family.scattered`."""
-        counts = None if streams.counts is None else streams.counts[blocks].reshape(-1)
-        rows, none = first.rows * len(blocks), np.empty(0, np.uint64)
-        self._lengths = streams.lengths[blocks]
-        super().__init__(0, int(self._lengths.sum()), 0, rows, first.item_bytes, counts, none, first.entry)
-        self.sizes = np.full(rows, first.item_bytes) if counts is None else counts * first.item_bytes
-        self._rows = first.rows
+        blocks, rows = picks.blocks, int(picks.counts.sum())
+        counts = None
+        if streams.counts is not None:
+            counts = streams.counts[np.repeat(blocks, picks.counts), spread(picks.firsts, picks.counts)]
+        self.sizes = np.full(rows, first.item_bytes, np.int64) if counts is None else counts * first.item_bytes
+        bounds, runs = streams.bounds(blocks, first), np.arange(len(blocks))
+        starts, stops = bounds[runs, picks.firsts], bounds[runs, picks.firsts + picks.counts]
+        lengths = stops - starts
+        super().__init__(0, int(lengths.sum()), 0, rows, first.item_bytes, counts, np.empty(0, np.uint64), first.entry)
         self._memory = memory
-        self._starts = origins + streams.offsets[blocks]
-        self._units = streams.units[blocks]
-        firsts = streams.firsts[blocks]
-        self._checksums = streams.checksums[spread(firsts, streams.firsts[blocks + 1] - firsts)]
+        self._starts, self._lengths = starts, lengths
+        self._units = units = streams.units[blocks]
+        self._lows, self._highs = whole_units(starts, stops, units, streams.lengths[blocks])
+        self._begins = picks.origins + streams.offsets[blocks]
+        checks = -(-(self._highs - self._lows) // units)
+        self._checksums = streams.checksums[spread(streams.firsts[blocks] + self._lows // units, checks)]
+        self._check_stops, self._row_stops = np.cumsum(checks), np.cumsum(picks.counts)
+        self._row_firsts = self._row_stops - picks.counts
 
     def row_counts(self, rows: Numbers | None = None) -> Numbers:
-        """Items of each row, int64. All rows, whatever is asked for: every block is wanted whole."""
+        """Items of each row that is wanted, int64, whatever is asked for."""
         return np.ones(self.rows, np.int64) if self.counts is None else self.counts
 
     def copy(self, target: NDArray[np.uint8], places: Numbers, *, verify: bool) -> int | None:
@@ -66,20 +115,33 @@ class Scattered(Stream):
 
         Args:
             target: uint8.
-            places: int64 [rows], bytes; the rows of a block lie side by side.
+            places: int64 [rows], bytes; the rows of a run lie side by side.
             verify: False leaves the comparison out.
 
         Returns:
             The first row that differs, or None.
         """
-        firsts = places[:: self._rows]
-        stops, ends = (self._starts + self._lengths).tolist(), (firsts + self._lengths).tolist()
+        if not self.rows:
+            return None
         memory = self._memory
+        scratch = np.empty(int((self._highs - self._lows).max()), np.uint8)
         digests: list[int] = []
-        blocks = zip(self._starts.tolist(), stops, firsts.tolist(), ends, self._units.tolist(), strict=True)
-        for start, stop, place, end, unit in blocks:
-            copied = target[place:end]
-            copied[:] = memory[start:stop]
+        sources, before, ends = self._begins + self._lows, self._starts - self._lows, self._begins + self._highs
+        runs = zip(
+            *(each.tolist() for each in (sources, ends, before, self._lengths, places[self._row_firsts], self._units)),
+            strict=True,
+        )
+        for source, end, skipped, size, place, unit in runs:
+            copied = target[place : place + size]
+            if end - source == size:
+                copied[:] = memory[source:end]
+            elif verify:
+                units = scratch[: end - source]
+                units[:] = memory[source:end]
+                copied[:] = units[skipped : skipped + size]
+                copied = units
+            else:
+                copied[:] = memory[source + skipped : source + skipped + size]
             if verify:  # while it is in the cache
                 digests += unit_digests(copied, unit)
         if not verify:
@@ -87,10 +149,12 @@ class Scattered(Stream):
         different = np.flatnonzero(np.array(digests, np.uint64) != self._checksums)
         return self._row_of(int(different[0])) if different.size else None
 
-    def _row_of(self, checksum: int) -> int:
-        """Returns the first row that has bytes of a checksum's unit."""
-        stops = np.cumsum(-(-self._lengths // self._units))
-        block = int(np.searchsorted(stops, checksum, "right"))
-        unit, rows = int(self._units[block]), slice(block * self._rows, (block + 1) * self._rows)
-        start = (checksum - int(stops[block]) + unit_count(int(self._lengths[block]), unit)) * unit
-        return rows.start + int(np.searchsorted(np.cumsum(self.sizes[rows]), start, "right"))
+    def _row_of(self, check: int) -> int:
+        """Returns the first row that has bytes of the unit of a checksum."""
+        run = int(np.searchsorted(self._check_stops, check, "right"))
+        unit = int(self._units[run])
+        left = int(self._check_stops[run]) - check  # of the run, from this unit on
+        start = int(self._lows[run]) + (unit_count(int(self._highs[run] - self._lows[run]), unit) - left) * unit
+        first = int(self._row_firsts[run])
+        ends = int(self._starts[run]) + np.cumsum(self.sizes[first : int(self._row_stops[run])])
+        return first + int(np.searchsorted(ends, start, "right"))

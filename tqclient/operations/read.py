@@ -223,6 +223,10 @@ def _layouts(
     for (block_id, directory), layout in zip(sent.items(), Layout.parse_many(list(sent.values())), strict=True):
         layouts[block_id] = _parsed(ref, rows, block_id, directory) if layout is None else layout
         state.directories.put(block_id, layouts[block_id], len(directory))
+    for block_id, joined in zip(list(layouts), Layout.join(list(layouts.values())), strict=True):
+        if joined is not layouts[block_id]:
+            layouts[block_id] = joined
+            state.directories.replace(block_id, joined)
     return layouts
 
 
@@ -376,5 +380,5 @@ def _ranges(layout: Layout, fields: list[tuple[list[str], _InBlock]]) -> NDArray
     if all(each.whole for _, each in fields):
         return layout.whole(fields[0][0] if len(fields) == 1 else [name for names, _ in fields for name in names])
     return np.concatenate(
-        [layout.ranges(name, None if each.whole else each.rows, each.clips) for names, each in fields for name in names]
+        [layout.whole(names) if each.whole else layout.needed(names, each.rows, each.clips) for names, each in fields]
     )

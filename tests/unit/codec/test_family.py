@@ -1,73 +1,31 @@
-"""Small blocks that are parsed and read together: never otherwise than one by one."""
+"""Small blocks that are parsed side by side: never otherwise than one by one."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from tests.unit.codec.blocks import Block, encode
+from tests.unit.codec.small_blocks import (
+    COUNT,
+    DIRECTORIES,
+    FIELDS,
+    ROWS,
+    encoded,
+    streams_of,
+)
 from tests.unit.codec.test_corruption import resealed
-from tests.unit.codec.values import identical
-from tqclient.codec import Layout, Part, Shared, allocate, gather, read_column
-from tqclient.codec.directory import SIZE_AT, Node, Stream
+from tqclient.codec import Layout, Shared
+from tqclient.codec.directory import SIZE_AT, Stream
 from tqclient.codec.family import FAMILY_MIN, KINDS_MAX, ROWS_MAX, STREAM_BYTES_MAX, families
 from tqclient.codec.header import aligned
-from tqclient.codec.scattered import Scattered
-from tqclient.errors import CorruptBlock, InvalidArgument, UnsupportedVersion
-
-FIELDS = ("dense", "even", "tokens", "wide", "uid", "raw", "meta", "mm", "flag")
-COUNT = 12
-ROWS = (1, 3)
-"""Of a block."""
-
-
-def row_of(number: int) -> dict[str, Any]:
-    """Of a different length in each field; of "wide" in another number of checksums, "long" takes counts of 2 bytes."""
-    return {
-        "dense": torch.tensor([[number, -number]]),
-        "even": torch.full((1, 512), number),  # a unit a row
-        "tokens": [torch.arange(200 + number * 37 % 250) + number],
-        "wide": [torch.full((100 + 397 * number % 6000, 3), number)],
-        "uid": [f"row {number} é" * (1 + number % 3)],
-        "raw": [b"\0\xff" * (1 + number % 4)],
-        "meta": [[number, torch.full((1 + number % 3, 2), float(number)), ("a", None)]],
-        "mm": [{"pixels": torch.arange(1 + number % 6), "text": str(number)}],
-        "flag": torch.tensor([number % 2 == 0]),
-    }
-
-
-def numbers_of(block: int, rows: int) -> range:
-    """Of the rows of a block."""
-    return range(block * rows, (block + 1) * rows)
-
-
-def encoded(rows: int = 1, count: int = COUNT) -> list[Block]:
-    return [encode(put_of([row_of(number) for number in numbers_of(block, rows)])) for block in range(count)]
-
-
-def put_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Joins rows to the values of one put."""
-    return {
-        field: torch.cat([row[field] for row in rows])
-        if isinstance(first, torch.Tensor)
-        else [value for row in rows for value in row[field]]
-        for field, first in rows[0].items()
-    }
-
-
-def streams_of(node: Node) -> Iterator[Stream]:
-    yield from node.streams
-    for child in node.children:
-        yield from streams_of(child)
+from tqclient.errors import CorruptBlock, UnsupportedVersion
 
 
 def told(stream: Stream) -> tuple[Any, ...]:
@@ -112,9 +70,6 @@ def test_blocks_that_differ_in_numbers_alone_are_a_family(rows: int) -> None:
     for layout, block in zip(layouts, blocks, strict=True):
         assert layout is not None
         assert_parsed_alike(layout, block.directory)
-
-
-DIRECTORIES = {rows: [block.directory for block in encoded(rows)] for rows in ROWS}
 
 
 def numbers_in(directory: bytes) -> list[int]:
@@ -275,11 +230,19 @@ def taken_in(like: bytes, directory: bytes) -> bool:
         (0, 0, [0] * 4, False),
         (0, 1, [0] * 4, True),
         (STREAM_BYTES_MAX, 8, [STREAM_BYTES_MAX, 0, 0, 0], False),
+        (12, 8, [2**62, 2**62, 2**62, 2**62 + 12], False),
     ],
 )
 def test_counts_are_those_of_the_stream(length: int, width: int, counts: list[int], right: bool) -> None:
     block = encode({"x": [torch.zeros(3, dtype=torch.uint8)] * 4})
     assert taken_in(block.directory, of_one_stream(block, length, width, counts)) == right
+
+
+def test_rows_without_bytes_have_none() -> None:
+    block = encode({"x": [torch.zeros(2, 0)] * 4})
+    assert taken_in(block.directory, of_one_stream(block, 0, 8, [1, 2, 3, 2**40]))
+    assert not taken_in(block.directory, of_one_stream(block, 12, 8, [1, 2, 3, 6]))
+    assert not taken_in(block.directory, of_one_stream(block, 0, 8, [1, 2, 3, 2**63]))
 
 
 def test_no_product_of_hostile_counts_wraps() -> None:
@@ -347,125 +310,24 @@ def test_families_of_other_columns_are_told_apart() -> None:
     assert names == expected * FAMILY_MIN
 
 
-class Arena:
-    """One memory with all of the blocks in it."""
-
-    def __init__(self, blocks: Sequence[Block]) -> None:
-        self.origins = (64 * np.cumsum([1, *(block.bytes.size // 64 + 1 for block in blocks)])).tolist()
-        self.memory = allocate(self.origins[-1])
-        self.memory[:] = 0xA5
-        self.fetched = 0
-        self._parts = []
-        layouts = Layout.parse_many([block.directory for block in blocks])
-        for origin, block, layout in zip(self.origins, blocks, layouts, strict=False):
-            self.memory[origin : origin + block.bytes.size] = block.bytes
-            self._parts.append(self._part(layout or block.layout, origin))
-
-    def _part(self, layout: Layout, origin: int) -> Part:
-        def fetch(offset: int, length: int) -> NDArray[np.uint8]:
-            self.fetched += 1
-            return self.memory[origin + offset : origin + offset + length]
-
-        return Part(layout, np.arange(layout.rows), fetch, memory=self.memory, origin=origin)
-
-    def parts(self, picked: Sequence[int]) -> list[Part]:
-        return [self._parts[index] for index in picked]
-
-
-ARENAS = {rows: Arena(encoded(rows)) for rows in ROWS}
-ROW_COUNTS = st.sampled_from(ROWS)
-
-
-@given(picked=st.lists(st.integers(0, COUNT + 1), min_size=1, max_size=COUNT + 4), alike=st.booleans(), rows=ROW_COUNTS)
-def test_whatever_is_picked_comes_in_its_order(picked: list[int], alike: bool, rows: int) -> None:
-    """Of a family, and of two blocks that are no members; some of them twice."""
-    others = [{**row_of(number), "more": torch.zeros(1)} for number in (5000, 5001)]
-    arena = ARENAS[rows] if alike else Arena([*encoded(rows), *map(encode, others)])
-    numbers = [*(list(numbers_of(block, rows)) for block in range(COUNT)), [5000], [5001]]
-    picked = [index for index in picked if not alike or index < COUNT] or [0]
-    parts = gather(arena.parts(picked))
-    for field in FIELDS:
-        column = read_column(field, parts, copy=True, allocate=allocate)
-        expected = [row_of(number)[field][0] for index in picked for number in numbers[index]]
-        assert identical(expected, column.list()), field
-
-
 @pytest.mark.parametrize("rows", ROWS)
-def test_a_family_is_read_as_one_block_without_asking_for_each(rows: int) -> None:
-    arena = Arena(encoded(rows))
-    order = [*range(COUNT - 1, 0, -2), *range(0, COUNT, 2)]
-    numbers = [number for index in order for number in numbers_of(index, rows)]
-    (gathered,) = gather(arena.parts(order))
-    assert all(isinstance(stream, Scattered) for stream in gathered.group("tokens").node.streams)
-    for field in FIELDS:
-        column = read_column(field, [gathered], copy=False, allocate=allocate)
-        assert identical([row_of(number)[field][0] for number in numbers], column.list()), field
-        assert not column.is_view
-    assert read_column("mm.text", [gathered], copy=True, allocate=allocate).list() == list(map(str, numbers))
-    assert arena.fetched == 0
-    with pytest.raises(InvalidArgument, match="no field 'y'"):
-        read_column("y", [gathered], copy=True, allocate=allocate)
+def test_blocks_that_became_known_a_few_at_a_time_join_one_family(rows: int) -> None:
+    known = [Layout.parse(directory) for directory in DIRECTORIES[rows]]
+    assert all(layout.family is None for layout in known)
+    few = known[: FAMILY_MIN - 1]
+    assert all(one is other for one, other in zip(Layout.join(few), few, strict=True))
+    other = encode({"x": torch.zeros(ROWS_MAX + 1)}).layout
+    *joined, same = Layout.join([*known, other])
+    assert same is other
+    for layout, directory in zip(joined, DIRECTORIES[rows], strict=True):
+        assert_parsed_alike(layout, directory)
+    assert len({id(layout.family[0]) for layout in joined if layout.family}) == 1
+    assert all(one is other for one, other in zip(Layout.join(joined), joined, strict=True))
+    again = Layout.join([*joined[:FAMILY_MIN], *known[FAMILY_MIN:]])
+    assert len({id(layout.family[0]) for layout in again if layout.family}) == 1
+    assert all(layout.family for layout in again)
 
 
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("field", ["dense", "even", "tokens", "wide", "uid", "raw", "meta", "mm.pixels", "mm.text"])
-def test_damage_names_the_row_that_has_it(field: str, rows: int) -> None:
-    """The first row, that is, of those that share the damaged unit."""
-    blocks = encoded(rows)
-    arena = Arena(blocks)
-    parts = gather(arena.parts([3, 9, 5, 7]))
-    name = field.split(".", maxsplit=1)[0]
-    for stream in blocks[5].layout.node(field).streams:
-        for position in (0, stream.length - 1):
-            unit_start = position // stream.unit * stream.unit
-            row = next(row for row in range(rows) if stream.bounds()[row + 1] > unit_start)
-            arena.memory[arena.origins[5] + stream.offset + position] ^= 0x20
-            with pytest.raises(CorruptBlock, match=rf"field '{field}', row {row} of its block.*checksum") as caught:
-                read_column(name, parts, copy=True, allocate=allocate)
-            assert caught.value.rows == (2 * rows + row,)
-            if field == "dense":
-                read_column(field, parts, copy=True, allocate=allocate, verify=False)
-            arena.memory[arena.origins[5] + stream.offset + position] ^= 0x20
-    expected = [row_of(number)[name][0] for number in numbers_of(5, rows)]
-    assert identical(expected, read_column(name, parts, copy=True, allocate=allocate).list()[2 * rows : 3 * rows])
-
-
-def test_rows_of_a_member_in_another_order_are_read_by_themselves() -> None:
-    arena = Arena(encoded(3))
-    parts = arena.parts([0, 1, 2, 3])
-    parts[1] = replace(parts[1], rows=np.array([2, 0]))
-    parts[2] = replace(parts[2], rows=np.array([1]))
-    numbers = [0, 1, 2, 5, 3, 7, 9, 10, 11]
-    for field in FIELDS:
-        column = read_column(field, parts, copy=True, allocate=allocate)
-        assert identical([row_of(number)[field][0] for number in numbers], column.list()), field
-
-
-def test_members_in_different_memories_are_not_read_as_one() -> None:
-    blocks = encoded()
-    one, other = Arena(blocks), Arena(blocks)
-    mixed = [*one.parts([0, 1]), *other.parts([2]), replace(one.parts([3])[0], memory=None)]
-    values = read_column("dense", gather(mixed), copy=True, allocate=allocate).value
-    assert values[:, 0].tolist() == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("fields", [["dense"], ["tokens", "wide"], ["dense", "uid", "meta"], ["mm"], list(FIELDS)])
-def test_the_bytes_of_some_fields_are_all_that_is_asked_for(fields: list[str]) -> None:
-    blocks = encoded()
-    for block, layout in zip(blocks, Layout.parse_many([block.directory for block in blocks]), strict=True):
-        assert layout is not None
-        ranges = layout.whole(fields).tolist()
-        asked = np.zeros(block.bytes.size, bool)
-        for offset, length in ranges:
-            assert not asked[offset : offset + length].any()
-            asked[offset : offset + length] = True
-        assert ranges == sorted(ranges)
-        assert len(ranges) == (3 if len(fields) == 3 else 1)  # neighbours, with the padding between them, are one
-        for name in FIELDS:
-            for stream in streams_of(block.layout.node(name)):
-                part = asked[stream.offset : stream.offset + stream.length]
-                assert part.all() if name in fields else not part.any()
-    layout = Layout.parse_many([block.directory for block in blocks])[0]
-    assert layout is not None
-    with pytest.raises(InvalidArgument, match="no field 'y'"):
-        layout.whole([*fields, "y"])
+def test_what_cannot_join_stays_as_it_is() -> None:
+    alone = [encode({f"field {index}": torch.zeros(1)}).layout for index in range(2 * FAMILY_MIN)]
+    assert all(one is other for one, other in zip(Layout.join(alone), alone, strict=True))
