@@ -182,7 +182,7 @@ def test_producers_killed_at_random_instants_lose_nothing_that_was_acknowledged(
             with ledger.writer() as writer:
                 writer.clearing(present)
                 writer.cleared(present)
-        assert probe.used() == Used(0)
+        probe.wait_used(Used(0), timeout=RECLAIM_SECONDS, what="cleared bytes come back")
 
 
 def check_rows(part: tq.Partition, ledger: Ledger, first: int) -> list[int]:
