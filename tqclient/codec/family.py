@@ -30,8 +30,9 @@ FAMILY_MIN: Final = 8
 """So few blocks are as well parsed one by one."""
 KINDS_MAX: Final = 4
 """Of families among directories that begin alike; the rest is parsed one by one."""
-ROWS_MAX: Final = 256
-"""A block of more rows is worth being parsed by itself."""
+ROWS_MAX: Final = 64
+"""A block of more rows is worth being parsed by itself: while one block of a family is remembered, so are the rows of
+all."""
 STREAM_BYTES_MAX: Final = 8 * MIB
 """A block with a longer stream is worth it, too."""
 _RESERVED_AT: Final = 18  # within the entry of a stream, behind offset, length, width and unit
@@ -92,11 +93,11 @@ class Family:
         return (starts + offsets)[low < high], (stops + offsets)[low < high]
 
     def _rows_of(self, wanted: frozenset[str]) -> tuple[Numbers, ...]:
-        """Where the rows lie in all blocks: offsets, lengths, units [blocks, streams, 1], bounds [.., rows + 1]."""
+        """Where rows lie in all blocks: offsets, lengths, units [blocks, streams, 1], bounds int32 [.., rows + 1]."""
         columns = [(first, streams) for name, first, streams in self._columns() if name in wanted]
         blocks = np.arange(len(self.sizes))
         plain = zip(*(streams[:3] for _, streams in columns), strict=True)
-        bounds = np.stack([streams.bounds(blocks, first) for first, streams in columns], axis=1)
+        bounds = np.stack([streams.bounds(blocks, first).astype(np.int32) for first, streams in columns], axis=1)
         return (*[np.stack(each, axis=1)[:, :, None] for each in plain], bounds)
 
     def scattered(self, picks: Picks, memory: NDArray[np.uint8]) -> dict[str, Node]:
@@ -201,8 +202,11 @@ def _of_stream(cursors: _Cursors, stream: Stream, ends: Numbers) -> Streams:
     plain = cursors.of_alike(offsets), cursors.of_alike(lengths)
     each = cursors.of_alike(-(-plain[1] // units))
     checksums = cursors.read(spread(at, each, 8), "<u8")
-    items_of = None if counts is None else cursors.of_alike(counts)
-    return Streams(*plain, units, items_of, checksums, np.concatenate(([0], np.cumsum(each))))
+    kept = None
+    if counts is not None:
+        kept = cursors.of_alike(counts)
+        kept = kept.astype(np.min_scalar_type(int(kept.max(initial=0))))
+    return Streams(*plain, units, kept, checksums, np.concatenate(([0], np.cumsum(each))))
 
 
 class _Cursors:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ class Streams(NamedTuple):
         offsets: int64 [blocks], bytes within the block.
         lengths: int64 [blocks], bytes.
         units: int64 [blocks], bytes per checksum.
-        counts: int64 [blocks, rows], items of each row; None: rows have none.
+        counts: unsigned [blocks, rows], as narrow as they all fit in, items of each row; None: rows have none.
         checksums: uint64, of all blocks.
         firsts: int64 [blocks + 1]: block i has those from firsts[i] to firsts[i + 1].
     """
@@ -29,7 +29,7 @@ class Streams(NamedTuple):
     offsets: Numbers
     lengths: Numbers
     units: Numbers
-    counts: Numbers | None
+    counts: NDArray[Any] | None
     checksums: NDArray[np.uint64]
     firsts: Numbers
 
@@ -43,7 +43,7 @@ class Streams(NamedTuple):
         if self.counts is None:
             return np.tile(first.bounds(), (len(blocks), 1))
         found = np.zeros((len(blocks), first.rows + 1), np.int64)
-        np.cumsum(self.counts[blocks], axis=1, out=found[:, 1:])
+        np.cumsum(self.counts[blocks], axis=1, dtype=np.int64, out=found[:, 1:])
         found *= first.item_bytes
         return found
 
@@ -90,7 +90,8 @@ class Scattered(Stream):
         blocks, rows = picks.blocks, int(picks.counts.sum())
         counts = None
         if streams.counts is not None:
-            counts = streams.counts[np.repeat(blocks, picks.counts), spread(picks.firsts, picks.counts)]
+            rows_of = np.repeat(blocks, picks.counts), spread(picks.firsts, picks.counts)
+            counts = streams.counts[rows_of].astype(np.int64)
         self.sizes = np.full(rows, first.item_bytes, np.int64) if counts is None else counts * first.item_bytes
         bounds, runs = streams.bounds(blocks, first), np.arange(len(blocks))
         starts, stops = bounds[runs, picks.firsts], bounds[runs, picks.firsts + picks.counts]
