@@ -21,6 +21,8 @@ AHEAD_MAX: Final = 8 * MIB
 """Bytes that are reserved ahead for small puts: at first, and for a client that goes on putting."""
 WHOLE_MIN: Final = 2 * MIB
 """Bytes from which on a put reserves a window of its own."""
+AHEAD_SPOTS_MAX: Final = 256
+"""So many spots are remembered, the latest ones: a producer may see a partition for each step."""
 WINDOWS_MAX: Final = 4
 """Open windows of one partition on one node; more would only hold bytes."""
 
@@ -176,13 +178,12 @@ class WindowPool:
         return None
 
     def ahead_bytes(self, spot: Spot, length: int) -> int:
-        """Returns how much to reserve for this and the puts to come.
-
-        It doubles with each call, up to `AHEAD_MAX`, and begins anew once the last window there is cut from no more.
-        """
+        """Returns how much to reserve for this and the puts to come; it doubles with each call, up to `AHEAD_MAX`."""
         with self._lock:
-            size = max(self._ahead.get(spot, AHEAD_FIRST), aligned(length))
+            size = max(self._ahead.pop(spot, AHEAD_FIRST), aligned(length))
             self._ahead[spot] = min(size * 2, AHEAD_MAX)
+            while len(self._ahead) > AHEAD_SPOTS_MAX:
+                del self._ahead[next(iter(self._ahead))]
         return size
 
     def add(self, spot: Spot, granted: storage_pb2.Window, lengths: list[int], *, whole: bool) -> list[Cut]:
@@ -235,7 +236,6 @@ class WindowPool:
         self._open[window.spot].remove(window)
         if not self._open[window.spot]:
             del self._open[window.spot]
-            self._ahead.pop(window.spot, None)  # else one would stay of each partition there ever was
         self._close_if_done(window)
 
     def _close_if_done(self, window: Window) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tqclient.limits import KIB, MIB
-from tqclient.windows import WINDOWS_MAX, Fate, Spot, WindowPool, aligned
+from tqclient.windows import AHEAD_SPOTS_MAX, Fate, Spot, WindowPool, aligned
 from tqclient.wire.v1 import storage_pb2
 
 SPOT = Spot(session=1, address="node:1", node="n0", arena=7, incarnation=1, partition_id=3)
@@ -148,15 +148,13 @@ def test_reserving_ahead_doubles_up_to_a_bound() -> None:
     assert pool.ahead_bytes(SPOT, 9 * MIB) == 9 * MIB
 
 
-def test_reserving_ahead_begins_anew_behind_the_last_window_of_a_partition() -> None:
-    """Nothing is remembered of partitions that are gone: a producer may see one for each step."""
+def test_reserving_ahead_begins_anew_where_nothing_was_reserved_for_long() -> None:
     pool = WindowPool(lambda: 0.0)
-    for _ in range(2):
-        assert [pool.ahead_bytes(SPOT, 100) // KIB for _ in range(2)] == [256, 512]
-        for _ in range(WINDOWS_MAX + 1):  # the oldest is given up, the others are not
-            pool.settle(pool.add(SPOT, granted(1024), [100], whole=False), "committed")
-        assert pool.ahead_bytes(SPOT, 100) == MIB
-        pool.retire(partition_id=SPOT.partition_id)
+    spots = [replace(SPOT, partition_id=number) for number in range(AHEAD_SPOTS_MAX + 1)]
+    assert [pool.ahead_bytes(spot, 100) // KIB for spot in spots[:-1]] == [256] * AHEAD_SPOTS_MAX
+    assert pool.ahead_bytes(spots[0], 100) == 512 * KIB
+    assert pool.ahead_bytes(spots[-1], 100) == 256 * KIB  # which takes the place of the second
+    assert [pool.ahead_bytes(spot, 100) // KIB for spot in (spots[0], spots[2], spots[1])] == [1024, 512, 256]
 
 
 @given(st.lists(st.tuples(st.integers(1, 700), st.sampled_from(["committed", "refused", "unknown", None]))))
