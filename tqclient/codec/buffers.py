@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tqclient.arrays import bounds
 from tqclient.codec import parallel
 from tqclient.codec.checksum import PARALLEL_UNIT_MIN, PIECE_BYTES, Checksums
 from tqclient.codec.header import ALIGN
@@ -264,7 +265,7 @@ def pieces(sizes: NDArray[np.int64]) -> list[tuple[int, int]]:
     Args:
         sizes: int64, of each.
     """
-    return batches(np.concatenate(([0], np.cumsum(sizes))), TEXT_PIECE_BYTES)
+    return batches(bounds(sizes), TEXT_PIECE_BYTES)
 
 
 def write_joined(values: Sequence[str] | Sequence[bytes], sizes: NDArray[np.int64], checksums: Checksums) -> None:

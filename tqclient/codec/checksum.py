@@ -14,7 +14,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from tqclient.arrays import Size
 from tqclient.limits import KIB
+
+Numbers = NDArray[np.int64]
 
 UNIT_MIN: Final = 4 * KIB
 UNIT_USUAL: Final = 32 * KIB
@@ -46,9 +49,25 @@ def unit_bytes(length: int, rows: int) -> int:
     return 1 << (min(mean, largest).bit_length() - 1)
 
 
-def unit_count(length: int, unit: int) -> int:
+def unit_count(length: Size, unit: Size) -> Size:
     """How many checksums a stream of `length` bytes has; the last one may cover less than a unit."""
     return -(-length // unit)
+
+
+def whole_units(
+    starts: Numbers, stops: Numbers, units: Numbers | int, lengths: Numbers | int
+) -> tuple[Numbers, Numbers]:
+    """Returns the bounds of the units that runs of bytes lie in: a checksum is of all of its unit. Of no bytes, none.
+
+    Args:
+        starts: int64, bytes within a stream.
+        stops: of them, behind the last byte.
+        units: bytes per checksum.
+        lengths: of the streams; the last unit ends with it.
+    """
+    low = starts // units * units
+    high = np.minimum(-(-stops // units) * units, lengths)
+    return np.where(starts < stops, low, starts), np.where(starts < stops, high, starts)
 
 
 class Checksums:
@@ -90,14 +109,7 @@ def digests(data: NDArray[np.uint8], unit: int) -> NDArray[np.uint64]:
         data: uint8, contiguous; only its last unit may be a short one.
         unit: bytes.
     """
-    if data.size <= unit:
-        return np.array([_digest(data)] if data.size else [], np.dtype("<u8"))
-    whole = data.size // unit
-    found = np.empty(unit_count(data.size, unit), np.dtype("<u8"))
-    found[:whole] = np.fromiter(map(_digest, data[: whole * unit].reshape(whole, unit)), np.uint64, whole)
-    if whole < len(found):
-        found[whole] = _digest(data[whole * unit :])
-    return found
+    return np.fromiter(unit_digests(data, unit), np.dtype("<u8"))
 
 
 def unit_digests(data: NDArray[np.uint8], unit: int) -> list[int]:

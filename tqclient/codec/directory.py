@@ -19,6 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from tqclient import limits
+from tqclient.arrays import bounds
 from tqclient.codec import dtypes
 from tqclient.codec.checksum import UNIT_MAX, UNIT_MIN, unit_count
 from tqclient.codec.header import ALIGN, CRITICAL_SHARED, FORMAT, HEADER_BYTES, aligned, check_version
@@ -97,10 +98,7 @@ class Stream:
         """int64 [rows + 1]: row i is bytes bounds[i]:bounds[i + 1] of the stream."""
         if self._bounds is None:
             counts = np.ones(self.rows, np.int64) if self.counts is None else self.counts
-            bounds = np.zeros(self.rows + 1, np.int64)
-            np.cumsum(counts, dtype=np.int64, out=bounds[1:])
-            bounds *= self.item_bytes
-            self._bounds = bounds
+            self._bounds = bounds(counts) * self.item_bytes
         return self._bounds
 
     def extents(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

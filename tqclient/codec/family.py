@@ -18,11 +18,11 @@ import xxhash
 from numpy.typing import NDArray
 
 from tqclient import limits
-from tqclient.arrays import spread
-from tqclient.codec.checksum import UNIT_MAX, UNIT_MIN
+from tqclient.arrays import bounds, spread
+from tqclient.codec.checksum import UNIT_MAX, UNIT_MIN, Numbers, unit_count, whole_units
 from tqclient.codec.directory import COUNT_WIDTHS, COUNTS_AT, SHARED, SIZE_AT, Node, Stream, parse
 from tqclient.codec.header import HEADER_BYTES, aligned
-from tqclient.codec.scattered import Numbers, Picks, Scattered, Streams, whole_units
+from tqclient.codec.scattered import Picks, Scattered, Streams
 from tqclient.errors import CorruptBlock, UnsupportedVersion
 from tqclient.limits import MIB
 
@@ -48,7 +48,7 @@ class Family:
         sizes: int64 [blocks], bytes of each.
         starts: int64 [blocks]: where the bytes of each block's streams begin, within the block.
         stops: int64 [blocks]: where they end; 0: a block has none.
-        streams: in the directory's order.
+        streams: by the place of the entry of the first block's, in the directory's order.
     """
 
     fields: dict[str, Node]
@@ -56,7 +56,7 @@ class Family:
     sizes: Numbers
     starts: Numbers
     stops: Numbers
-    streams: tuple[Streams, ...]
+    streams: dict[int, Streams]
     _ranges: dict[frozenset[str], NDArray[np.uint64]] = field(default_factory=dict)
     _rows: dict[frozenset[str], tuple[Numbers, ...]] = field(default_factory=dict)
 
@@ -87,8 +87,8 @@ class Family:
         known = self._rows.get(wanted)
         if known is None:
             known = self._rows[wanted] = self._rows_of(wanted)
-        offsets, lengths, units, bounds = (numbers[block] for numbers in known)
-        low, high = bounds[:, rows], bounds[:, rows + 1]
+        offsets, lengths, units, ends = (numbers[block] for numbers in known)
+        low, high = ends[:, rows], ends[:, rows + 1]
         starts, stops = whole_units(low, high, units, lengths)
         return (starts + offsets)[low < high], (stops + offsets)[low < high]
 
@@ -97,31 +97,27 @@ class Family:
         columns = [(first, streams) for name, first, streams in self._columns() if name in wanted]
         blocks = np.arange(len(self.sizes))
         plain = zip(*(streams[:3] for _, streams in columns), strict=True)
-        bounds = np.stack([streams.bounds(blocks, first).astype(np.int32) for first, streams in columns], axis=1)
-        return (*[np.stack(each, axis=1)[:, :, None] for each in plain], bounds)
+        ends = np.stack([streams.bounds(blocks, first).astype(np.int32) for first, streams in columns], axis=1)
+        return (*[np.stack(each, axis=1)[:, :, None] for each in plain], ends)
 
-    def scattered(self, picks: Picks, memory: NDArray[np.uint8]) -> dict[str, Node]:
-        """Returns the fields of some rows of some blocks as if they were those of one block, by name.
+    def scattered(self, column: Node, picks: Picks, memory: NDArray[np.uint8]) -> Node:
+        """Returns some rows of some blocks of a column as if they were those of one block.
 
         Args:
+            column: one of `fields`, or of what is below them.
             picks: which rows.
             memory: uint8, that holds what is wanted of all of the blocks.
         """
-        streams = iter(self.streams)
-        return {name: _scattered(node, streams, picks, memory) for name, node in self.fields.items()}
+        own = tuple([Scattered(stream, self.streams[stream.entry], picks, memory) for stream in column.streams])
+        return replace(
+            column, streams=own, children=tuple([self.scattered(child, picks, memory) for child in column.children])
+        )
 
     def _columns(self) -> Iterator[tuple[str, Stream, Streams]]:
         """Field, the first block's stream, those of all, for each stream."""
-        named = ((name, stream) for name, node in self.fields.items() for stream in _streams(node))
-        for (name, first), streams in zip(named, self.streams, strict=True):
-            yield name, first, streams
-
-
-def _scattered(node: Node, streams: Iterator[Streams], picks: Picks, memory: NDArray[np.uint8]) -> Node:
-    own = tuple([Scattered(stream, next(streams), picks, memory) for stream in node.streams])
-    return replace(
-        node, streams=own, children=tuple([_scattered(child, streams, picks, memory) for child in node.children])
-    )
+        for name, node in self.fields.items():
+            for stream in _streams(node):
+                yield name, stream, self.streams[stream.entry]
 
 
 def families(directories: Sequence[bytes]) -> list[tuple[Family, int] | None]:
@@ -161,18 +157,18 @@ def _family(directories: Sequence[bytes]) -> tuple[Family | None, NDArray[np.boo
     sizes = cursors.numbers(8)
     starts = ends = aligned(cursors.sizes + HEADER_BYTES)
     stops = np.zeros_like(starts)
-    position, found = SIZE_AT + 8, []
+    position = SIZE_AT + 8
+    streams: dict[int, Streams] = {}
     for stream in (stream for node in nodes for stream in _streams(node)):
         cursors.same(first[position : stream.entry])  # the heads of columns
-        own = _of_stream(cursors, stream, ends)
-        found.append(own)
+        own = streams[stream.entry] = _of_stream(cursors, stream, ends)
         stops = np.where(own.lengths > 0, ends + own.lengths, stops)
         ends = aligned(ends + own.lengths)
         position = stream.entry_end
     members = cursors.finish() & (sizes == ends.astype(np.uint64)) & (ends <= limits.BLOCK_BYTES_MAX)
     if members.sum() < FAMILY_MIN:
         return None, members
-    return Family({node.name: node for node in nodes}, rows, ends, starts, stops, tuple(found)), members
+    return Family({node.name: node for node in nodes}, rows, ends, starts, stops, streams), members
 
 
 def _of_stream(cursors: _Cursors, stream: Stream, ends: Numbers) -> Streams:
@@ -198,15 +194,15 @@ def _of_stream(cursors: _Cursors, stream: Stream, ends: Numbers) -> Streams:
         else:
             cursors.keep(lengths == 0)
     units = np.int64(1) << cursors.of_alike(log2)
-    at = cursors.take(8 * -(-cursors.of_alike(lengths) // units))
+    at = cursors.take(8 * unit_count(cursors.of_alike(lengths), units))
     plain = cursors.of_alike(offsets), cursors.of_alike(lengths)
-    each = cursors.of_alike(-(-plain[1] // units))
+    each = unit_count(plain[1], units)
     checksums = cursors.read(spread(at, each, 8), "<u8")
     kept = None
     if counts is not None:
         kept = cursors.of_alike(counts)
         kept = kept.astype(np.min_scalar_type(int(kept.max(initial=0))))
-    return Streams(*plain, units, kept, checksums, np.concatenate(([0], np.cumsum(each))))
+    return Streams(*plain, units, kept, checksums, bounds(each))
 
 
 class _Cursors:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from tqclient import limits
+from tqclient.arrays import Size
 from tqclient.errors import CorruptBlock, UnsupportedVersion
-
-Size = TypeVar("Size", int, NDArray[np.int64])
 
 ALIGN: Final = 64
 """Bytes; every stream, and every tensor leaf of a record, begins on a multiple of it."""

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.codec import directory as _directory
+from tqclient.codec.checksum import whole_units
 from tqclient.codec.clips import Clip, row_lengths, spans
 from tqclient.codec.family import FAMILY_MIN, ROWS_MAX, Family, families
 from tqclient.codec.header import ALIGN, Header
@@ -233,8 +234,8 @@ def _unit_runs(
         else:
             first, last = spans(node, index, rows, clips)
         kept = first < last
-        ends = np.minimum(-(-last[kept] // stream.unit) * stream.unit, stream.length)
-        yield first[kept] // stream.unit * stream.unit + stream.offset, ends + stream.offset
+        starts, stops = whole_units(first[kept], last[kept], stream.unit, stream.length)
+        yield starts + stream.offset, stops + stream.offset
     for child in node.children:
         # What rows share is asked for once for each of them, and merged: clips are by row.
         picked = node.picks(rows) if node.kind == _directory.SHARED and rows is not None else rows

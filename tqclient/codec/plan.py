@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient import limits
+from tqclient.arrays import bounds
 from tqclient.codec.checksum import Checksums
 from tqclient.codec.columns import check_row_counts, encode_column
 from tqclient.codec.directory import build, critical_flags, directory_bytes
@@ -107,11 +108,11 @@ class Plan:
         if self.size_bytes <= block_bytes_max or self.rows <= 1:
             return [self]
         row_bytes = sum((column.row_bytes() for column in self._columns.values()), np.zeros(self.rows, np.int64))
-        bounds = np.concatenate(([0], np.cumsum(row_bytes)))
+        ends = bounds(row_bytes)
         plans = []
         start = 0
         while start < self.rows:
-            stop = int(np.searchsorted(bounds, bounds[start] + block_bytes_max, side="right")) - 1
+            stop = int(np.searchsorted(ends, ends[start] + block_bytes_max, side="right")) - 1
             stop = min(max(stop, start + 1), self.rows)
             plan = self._slice(start, stop)
             # Header, directory and padding come on top of the rows.

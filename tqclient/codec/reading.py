@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tqclient.arrays import begins
 from tqclient.codec.clips import Clip, join_clips
-from tqclient.codec.directory import DENSE, RAGGED, SHARED, STRUCT, Node
+from tqclient.codec.directory import DENSE, RAGGED, SHARED, STRUCT
 from tqclient.codec.kinds import dense, ragged, record, shared, struct
 from tqclient.codec.kinds.base import Column
 from tqclient.codec.layout import Layout, check_rows, find, is_everything
@@ -62,7 +63,7 @@ class Gathered(NamedTuple):
         at: int64 [len(rows)]: the place of each in delivery order.
         clips: of all.
         place: as in `Group`.
-        fields: of a family, the columns of all of its blocks.
+        picks: of a family, which rows of which of its blocks; None: they are of one block.
     """
 
     part: Part
@@ -70,12 +71,16 @@ class Gathered(NamedTuple):
     at: NDArray[np.int64]
     clips: tuple[Clip, ...]
     place: int
-    fields: Mapping[str, Node] | None = None
+    picks: Picks | None = None
 
     def group(self, field: str) -> Group:
         """The wanted rows of one field; raises InvalidArgument when there is none of that name."""
         part = self.part
-        node = part.layout.node(field) if self.fields is None else find(self.fields, field)
+        if self.picks is None or part.layout.family is None or part.memory is None:
+            node = part.layout.node(field)
+        else:
+            family = part.layout.family[0]
+            node = family.scattered(find(family.fields, field), self.picks, part.memory)
         return Group(node, part.fetch, self.rows, self.at, part.owned_bytes, part.locate, self.clips, self.place)
 
 
@@ -141,17 +146,15 @@ def _is_small(part: Part) -> bool:
 
 def _joined_family(parts: Sequence[Part], at: NDArray[np.int64]) -> Gathered:
     part, counts = parts[0], [len(part.rows) for part in parts]
-    assert part.layout.family is not None
-    assert part.memory is not None
     rows = np.concatenate([part.rows for part in parts])
     check_rows(rows, part.layout.rows)
     blocks = np.repeat([part.layout.family[1] for part in parts], counts)  # type: ignore[index]
     # A run ends where the block does, or the next row is not the next one, here or in delivery order.
-    new = (blocks[1:] != blocks[:-1]) | (rows[1:] != rows[:-1] + 1) | (at[1:] != at[:-1] + 1)
-    first = np.flatnonzero(np.append(rows.size > 0, new))
+    order = np.arange(rows.size)
+    first = np.flatnonzero(begins(blocks) | begins(rows - order) | begins(at - order))
     origins = np.repeat([part.origin for part in parts], counts)[first]
     picks = Picks(blocks[first], rows[first], np.diff(first, append=rows.size), origins)
-    return Gathered(part, rows, at, (), -1, part.layout.family[0].scattered(picks, part.memory))
+    return Gathered(part, rows, at, (), -1, picks)
 
 
 def read_column(

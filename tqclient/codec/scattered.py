@@ -7,11 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient.arrays import spread
-from tqclient.codec.checksum import unit_count, unit_digests
+from tqclient.arrays import bounds, spread
+from tqclient.codec.checksum import Numbers, unit_count, unit_digests, whole_units
 from tqclient.codec.directory import Stream
-
-Numbers = NDArray[np.int64]
 
 
 class Streams(NamedTuple):
@@ -42,24 +40,7 @@ class Streams(NamedTuple):
         """
         if self.counts is None:
             return np.tile(first.bounds(), (len(blocks), 1))
-        found = np.zeros((len(blocks), first.rows + 1), np.int64)
-        np.cumsum(self.counts[blocks], axis=1, dtype=np.int64, out=found[:, 1:])
-        found *= first.item_bytes
-        return found
-
-
-def whole_units(starts: Numbers, stops: Numbers, units: Numbers, lengths: Numbers) -> tuple[Numbers, Numbers]:
-    """Returns the bounds of the units that runs of bytes lie in: a checksum is of all of its unit. Of no bytes, none.
-
-    Args:
-        starts: int64, bytes within a stream.
-        stops: of them, behind the last byte.
-        units: bytes per checksum.
-        lengths: of the streams; the last unit ends with it.
-    """
-    low = starts // units * units
-    high = np.minimum(-(-stops // units) * units, lengths)
-    return np.where(starts < stops, low, starts), np.where(starts < stops, high, starts)
+        return bounds(self.counts[blocks]) * first.item_bytes
 
 
 class Picks(NamedTuple):
@@ -93,8 +74,8 @@ class Scattered(Stream):
             rows_of = np.repeat(blocks, picks.counts), spread(picks.firsts, picks.counts)
             counts = streams.counts[rows_of].astype(np.int64)
         self.sizes = np.full(rows, first.item_bytes, np.int64) if counts is None else counts * first.item_bytes
-        bounds, runs = streams.bounds(blocks, first), np.arange(len(blocks))
-        starts, stops = bounds[runs, picks.firsts], bounds[runs, picks.firsts + picks.counts]
+        ends, runs = streams.bounds(blocks, first), np.arange(len(blocks))
+        starts, stops = ends[runs, picks.firsts], ends[runs, picks.firsts + picks.counts]
         lengths = stops - starts
         super().__init__(0, int(lengths.sum()), 0, rows, first.item_bytes, counts, np.empty(0, np.uint64), first.entry)
         self._memory = memory
@@ -102,7 +83,7 @@ class Scattered(Stream):
         self._units = units = streams.units[blocks]
         self._lows, self._highs = whole_units(starts, stops, units, streams.lengths[blocks])
         self._begins = picks.origins + streams.offsets[blocks]
-        checks = -(-(self._highs - self._lows) // units)
+        checks = unit_count(self._highs - self._lows, units)
         self._checksums = streams.checksums[spread(streams.firsts[blocks] + self._lows // units, checks)]
         self._check_stops, self._row_stops = np.cumsum(checks), np.cumsum(picks.counts)
         self._row_firsts = self._row_stops - picks.counts

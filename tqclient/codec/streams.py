@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient.arrays import spread
+from tqclient.arrays import bounds, spread
 from tqclient.codec import parallel
 from tqclient.codec.checksum import PARALLEL_UNIT_MIN, PIECE_BYTES, first_mismatch, first_mismatch_at, unit_count
 from tqclient.codec.clips import Clip, clip_of, spans
@@ -124,25 +124,19 @@ def read_rows(
     if len(groups) > 1 or isinstance(group.node.streams[index], Scattered):
         return _read_many(groups, index, reading, later)
     starts, stops = spans(group.node, index, group.rows, group.clips)
-    bounds = _bounds(stops - starts)
-    whole = bool(bounds[-1]) and np.array_equal(starts[1:], stops[:-1])
-    keeps_little = int(bounds[-1]) * _KEPT_MAX >= group.owned_bytes > 0
+    row_bounds = bounds(stops - starts)
+    whole = bool(row_bounds[-1]) and np.array_equal(starts[1:], stops[:-1])
+    keeps_little = int(row_bounds[-1]) * _KEPT_MAX >= group.owned_bytes > 0
     if (view or keeps_little) and whole:
         data = _view(group, index, int(starts[0]), int(stops[-1]), reading)
-        return Rows(data, bounds, is_view=not group.owned_bytes)
-    target = reading.allocate(int(bounds[-1]))
+        return Rows(data, row_bounds, is_view=not group.owned_bytes)
+    target = reading.allocate(int(row_bounds[-1]))
     copy = _Copy(group, index, reading, target, later)
     if whole:
         copy.run_one(int(starts[0]), int(stops[-1]))
     else:
-        copy.run(starts, stops, bounds[group.at])
-    return Rows(target, bounds, is_view=False)
-
-
-def _bounds(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    bounds = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=bounds[1:])
-    return bounds
+        copy.run(starts, stops, row_bounds[group.at])
+    return Rows(target, row_bounds, is_view=False)
 
 
 def _read_many(groups: Sequence[Group], index: int, reading: Reading, later: parallel.Later | None) -> Rows:
@@ -169,20 +163,20 @@ def _read_many(groups: Sequence[Group], index: int, reading: Reading, later: par
             sizes[group.place] = stream.length
         else:
             sizes[group.place : group.place + stream.rows] = np.diff(stream.bounds())
-    bounds = _bounds(sizes)
-    target = reading.allocate(int(bounds[-1]))
+    row_bounds = bounds(sizes)
+    target = reading.allocate(int(row_bounds[-1]))
     for group, scattered in families:
-        bad = scattered.copy(target, bounds[group.at], verify=reading.verify)
+        bad = scattered.copy(target, row_bounds[group.at], verify=reading.verify)
         if bad is not None:
             raise CorruptBlock(
                 f"field {reading.path!r}, row {group.rows[bad]} of its block: its bytes fail their checksum",
                 rows=[int(group.at[bad])],
             )
-    for group, at in zip(whole, bounds[[group.place for group in whole]].tolist(), strict=True):
+    for group, at in zip(whole, row_bounds[[group.place for group in whole]].tolist(), strict=True):
         _Copy(group, index, reading, target, later).run_whole(at)
     for group, starts, stops in cut:
-        _Copy(group, index, reading, target, later).run(starts, stops, bounds[group.at])
-    return Rows(target, bounds, is_view=False)
+        _Copy(group, index, reading, target, later).run(starts, stops, row_bounds[group.at])
+    return Rows(target, row_bounds, is_view=False)
 
 
 def _view(group: Group, index: int, start: int, stop: int, reading: Reading) -> NDArray[np.uint8]:

@@ -41,7 +41,7 @@ def assert_parsed_alike(layout: Layout, directory: bytes) -> None:
     assert layout.payload.tolist() == alone.payload.tolist()
     assert layout.family is not None
     family, block = layout.family
-    numbers = iter(family.streams)
+    numbers = iter(family.streams.values())
     for field in alone.fields:
         expected, found = alone.node(field), layout.node(field)
         assert (expected.kind, expected.form, expected.flags) == (found.kind, found.form, found.flags)

@@ -93,7 +93,7 @@ def test_whichever_rows_are_picked_come_in_their_order(
     parts = [replace(arena.parts([block])[0], rows=np.array(rows, np.int64)) for block, rows in picked]
     numbers = [numbers_of(block, 3)[row] for block, rows in picked for row in rows]
     gathered = gather(arena.only(parts, fields))
-    assert any(each.fields for each in gathered) == (len({block for block, _ in picked}) > 1)
+    assert any(each.picks for each in gathered) == (len({block for block, _ in picked}) > 1)
     for field in fields:
         column = read_column(field, gathered, copy=True, allocate=allocate, verify=verify)
         assert identical([row_of(number)[field][0] for number in numbers], column.list()), field
@@ -161,7 +161,7 @@ def test_what_is_large_is_read_by_itself(monkeypatch: pytest.MonkeyPatch) -> Non
     sizes = [part.layout.size_bytes for part in arena.parts(range(COUNT))]
     monkeypatch.setattr(reading, "JOINED_BYTES_MAX", sorted(sizes)[COUNT // 2])
     gathered = gather(arena.parts(range(COUNT)))
-    assert [each.fields is None for each in gathered] == [False] + [True] * (COUNT - COUNT // 2 - 1)
+    assert [each.picks is None for each in gathered] == [False] + [True] * (COUNT - COUNT // 2 - 1)
     one_row_of_each = [replace(part, rows=np.array([1])) for part in arena.parts(range(COUNT))]
     assert [len(each.rows) for each in gather(one_row_of_each)] == [COUNT]
     for parts in (gathered, gather(one_row_of_each)):

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tqclient.arrays import bounds
 from tqclient.codec import buffers, dtypes
 from tqclient.codec.checksum import Checksums
 from tqclient.codec.directory import DENSE, RAGGED, StreamSize
@@ -98,8 +99,8 @@ class RaggedEncoder(Encoder):
     def take(self, rows: NDArray[np.int64]) -> RaggedEncoder:
         pieces = self._pieces
         if self._joined:
-            bounds = np.concatenate(([0], np.cumsum(self._counts))).tolist()
-            pieces = [self._pieces[0][start:stop] for start, stop in itertools.pairwise(bounds)]
+            ends = bounds(self._counts).tolist()
+            pieces = [self._pieces[0][start:stop] for start, stop in itertools.pairwise(ends)]
         return RaggedEncoder(self.form, [pieces[row] for row in rows.tolist()], self._counts[rows])
 
 
@@ -143,9 +144,7 @@ class RaggedColumn(Column):
 
     def offsets(self) -> NDArray[np.int64]:
         """int64 [rows + 1]: row i is values[offsets[i]:offsets[i + 1]]."""
-        offsets = np.zeros(self.rows + 1, np.int64)
-        np.cumsum(self.counts, out=offsets[1:])
-        return offsets
+        return bounds(self.counts)
 
     @property
     def value(self) -> Any:

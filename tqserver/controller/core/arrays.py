@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tqclient.arrays import begins
+
 Number = TypeVar("Number", bound=np.integer[Any])
 
 
@@ -43,11 +45,6 @@ def counted(values: NDArray[Number]) -> tuple[NDArray[Number], NDArray[np.int64]
     runs, lengths = runs[order], lengths[order]
     first = np.flatnonzero(begins(runs))
     return runs[first], np.add.reduceat(lengths, first)
-
-
-def begins(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Where a run of equal values begins: bool, by entry."""
-    return np.concatenate((np.ones(min(len(values), 1), np.bool_), values[1:] != values[:-1]))
 
 
 def _ascends(values: NDArray[Any]) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient.arrays import spread
+from tqclient.arrays import begins, spread
 from tqserver.controller.core.arrays import distinct, grown
 from tqserver.controller.core.view import Bitmap
 
@@ -122,8 +122,7 @@ class Members:
         ids, places = np.append(ids, joined), np.append(places, np.repeat(np.arange(len(groups)), counts))
         order = np.lexsort((ids, places))
         ids, places = ids[order], places[order]
-        again = (ids[1:] == ids[:-1]) & (places[1:] == places[:-1])
-        first = np.append(True, ~again)
+        first = begins(ids) | begins(places)
         return ids[first], places[first]
 
 

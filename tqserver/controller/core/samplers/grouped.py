@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from tqclient.arrays import spread
+from tqclient.arrays import begins, spread
 from tqclient.errors import InvalidArgument
-from tqserver.controller.core.arrays import begins, counted, distinct
+from tqserver.controller.core.arrays import counted, distinct
 from tqserver.controller.core.consumer import OPEN, STALE
 from tqserver.controller.core.samplers.balance import balanced
 from tqserver.controller.core.samplers.base import Sampler, SampleRequest, Slots, group_index, text
