@@ -13,7 +13,7 @@ import tqclient as tq
 from tqserver.local import LocalCluster
 
 GROUPS, SIZE = 24, 4
-FIELDS = ("tokens", "reward", "uid", "extra")
+FIELDS = ("tokens", "reward", "uid", "extra", "image")
 
 
 def row_of(number: int) -> dict[str, Any]:
@@ -22,12 +22,15 @@ def row_of(number: int) -> dict[str, Any]:
         "reward": torch.tensor([number / 8]),
         "uid": f"row {number}" * (number % 3),
         "extra": {"turns": number, "scores": np.arange(number % 4)},
+        "image": torch.full((1 + number // SIZE % 7, 3), number // SIZE),  # of all of the group
     }
 
 
 def group_of(group: int) -> dict[str, Any]:
     rows = [row_of(SIZE * group + member) for member in range(SIZE)]
-    return {name: [row[name] for row in rows] for name in FIELDS} | {"reward": torch.stack([r["reward"] for r in rows])}
+    image = tq.Shared([rows[0]["image"]], [0] * SIZE)
+    plain = {name: [row[name] for row in rows] for name in FIELDS}
+    return plain | {"reward": torch.stack([row["reward"] for row in rows]), "image": image}
 
 
 def assert_brings(batch: tq.Batch, numbers: list[int]) -> None:
@@ -67,7 +70,7 @@ def test_rows_of_groups_come_as_they_were_put(part: tq.Partition) -> None:
                 assert_brings(batch, [int(sample) - first for sample in batch.ids])
     for size in (1, 7, 60):
         numbers = rng.permutation(GROUPS * SIZE)[:size]
-        assert_brings(part.get(numbers + first, fields=["extra", "tokens"]), numbers.tolist())
+        assert_brings(part.get(numbers + first, fields=["extra", "image", "tokens"]), numbers.tolist())
     numbers = rng.permutation(GROUPS * SIZE)[:20].tolist()
     ends = [min(5, len(row_of(number)["tokens"])) for number in numbers]
     clipped = part.get(np.add(numbers, first), fields=["tokens"], ranges={"tokens": [(0, end) for end in ends]})

@@ -151,6 +151,11 @@ class Node:
         """The values of a shared column; any other column itself."""
         return self.children[0].inner if self.kind == SHARED else self
 
+    @property
+    def values(self) -> int:
+        """How many values the rows of a shared column share."""
+        return next(stream.rows for node in self.children[0].preorder() for stream in node.streams)
+
     def picks(self, rows: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Of a shared column: which of its values each row has, int64 [rows]."""
         return self.streams[0].row_counts(rows)

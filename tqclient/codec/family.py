@@ -49,6 +49,7 @@ class Family:
         starts: int64 [blocks]: where the bytes of each block's streams begin, within the block.
         stops: int64 [blocks]: where they end; 0: a block has none.
         streams: by the place of the entry of the first block's, in the directory's order.
+        shares: whether rows of some column share values.
     """
 
     fields: dict[str, Node]
@@ -57,6 +58,7 @@ class Family:
     starts: Numbers
     stops: Numbers
     streams: dict[int, Streams]
+    shares: bool
     _ranges: dict[frozenset[str], NDArray[np.uint64]] = field(default_factory=dict)
     _rows: dict[frozenset[str], tuple[Numbers, ...]] = field(default_factory=dict)
 
@@ -71,7 +73,12 @@ class Family:
 
     def _ranges_of(self, wanted: frozenset[str]) -> NDArray[np.uint64]:
         """The same for all blocks: uint64 [blocks, n, 2]. Neighbours, with the padding between them, are one range."""
-        named = [(name in wanted, streams) for name, _, streams in self._columns()]
+        named = [
+            (name in wanted, self.streams[stream.entry])
+            for name, node in self.fields.items()
+            for column in node.preorder()
+            for stream in column.streams
+        ]
         ranges = []
         for is_wanted, run in groupby(named, key=itemgetter(0)):
             own = [stream for _, stream in run]
@@ -87,18 +94,35 @@ class Family:
         known = self._rows.get(wanted)
         if known is None:
             known = self._rows[wanted] = self._rows_of(wanted)
-        offsets, lengths, units, ends = (numbers[block] for numbers in known)
-        low, high = ends[:, rows], ends[:, rows + 1]
+        offsets, lengths, units, lows, highs = (numbers[block] for numbers in known)
+        low, high = lows[:, rows], highs[:, rows]
         starts, stops = whole_units(low, high, units, lengths)
         return (starts + offsets)[low < high], (stops + offsets)[low < high]
 
     def _rows_of(self, wanted: frozenset[str]) -> tuple[Numbers, ...]:
-        """Where rows lie in all blocks: offsets, lengths, units [blocks, streams, 1], bounds int32 [.., rows + 1]."""
-        columns = [(first, streams) for name, first, streams in self._columns() if name in wanted]
-        blocks = np.arange(len(self.sizes))
-        plain = zip(*(streams[:3] for _, streams in columns), strict=True)
-        ends = np.stack([streams.bounds(blocks, first).astype(np.int32) for first, streams in columns], axis=1)
-        return (*[np.stack(each, axis=1)[:, :, None] for each in plain], ends)
+        """Where rows lie in all blocks: offsets, lengths, units [blocks, streams, 1], starts, stops [.., rows]."""
+        every = np.broadcast_to(np.arange(self.rows), (len(self.sizes), self.rows))
+        found = [each for name in self.fields if name in wanted for each in self._spans(self.fields[name], every)]
+        plain = zip(*(streams[:3] for streams, _, _ in found), strict=True)
+        spans = zip(*((starts.astype(np.int32), stops.astype(np.int32)) for _, starts, stops in found), strict=True)
+        return (*[np.stack(each, axis=1)[:, :, None] for each in plain], *[np.stack(each, axis=1) for each in spans])
+
+    def _spans(self, column: Node, rows: Numbers) -> Iterator[tuple[Streams, Numbers, Numbers]]:
+        """For each stream of a column: where in it rows [blocks, n] of each block start and stop, [blocks, n] each."""
+        for stream in column.streams:
+            streams = self.streams[stream.entry]
+            ends = streams.bounds(np.arange(len(self.sizes)), stream)
+            yield streams, np.take_along_axis(ends, rows, axis=1), np.take_along_axis(ends, rows + 1, axis=1)
+        if column.kind == SHARED:
+            rows = np.take_along_axis(self._index(column), rows, axis=1).astype(np.int64)
+        for child in column.children:
+            yield from self._spans(child, rows)
+
+    def _index(self, column: Node) -> NDArray[Any]:
+        """Which value each row of each block has, of a shared column: unsigned [blocks, rows]."""
+        index = self.streams[column.streams[0].entry].counts
+        assert index is not None
+        return index
 
     def scattered(self, column: Node, picks: Picks, memory: NDArray[np.uint8]) -> Node:
         """Returns some rows of some blocks of a column as if they were those of one block.
@@ -108,16 +132,14 @@ class Family:
             picks: which rows.
             memory: uint8, that holds what is wanted of all of the blocks.
         """
-        own = tuple([Scattered(stream, self.streams[stream.entry], picks, memory) for stream in column.streams])
+        if column.kind == SHARED:
+            picks, which = picks.shared(self._index(column), column.values)
+            own: tuple[Stream, ...] = (replace(column.streams[0], rows=len(which), counts=which, _bounds=None),)
+        else:
+            own = tuple([Scattered(stream, self.streams[stream.entry], picks, memory) for stream in column.streams])
         return replace(
             column, streams=own, children=tuple([self.scattered(child, picks, memory) for child in column.children])
         )
-
-    def _columns(self) -> Iterator[tuple[str, Stream, Streams]]:
-        """Field, the first block's stream, those of all, for each stream."""
-        for name, node in self.fields.items():
-            for stream in _streams(node):
-                yield name, stream, self.streams[stream.entry]
 
 
 def families(directories: Sequence[bytes]) -> list[tuple[Family, int] | None]:
@@ -150,7 +172,7 @@ def _family(directories: Sequence[bytes]) -> tuple[Family | None, NDArray[np.boo
         rows, _, nodes, _ = parse(first)
     except (CorruptBlock, UnsupportedVersion):
         return None, none
-    if not 1 <= rows <= ROWS_MAX or any(node.kind == SHARED for top in nodes for node in top.preorder()):
+    if not 1 <= rows <= ROWS_MAX:
         return None, none
     cursors = _Cursors(directories)
     cursors.take(SIZE_AT)  # they begin alike
@@ -159,16 +181,20 @@ def _family(directories: Sequence[bytes]) -> tuple[Family | None, NDArray[np.boo
     stops = np.zeros_like(starts)
     position = SIZE_AT + 8
     streams: dict[int, Streams] = {}
-    for stream in (stream for node in nodes for stream in _streams(node)):
+    columns = [column for node in nodes for column in node.preorder()]
+    for column, stream in [(each, stream) for each in columns for stream in each.streams]:
         cursors.same(first[position : stream.entry])  # the heads of columns
         own = streams[stream.entry] = _of_stream(cursors, stream, ends)
+        if column.kind == SHARED and own.counts is not None:
+            cursors.keep(own.counts.max(axis=1) < column.values)
         stops = np.where(own.lengths > 0, ends + own.lengths, stops)
         ends = aligned(ends + own.lengths)
         position = stream.entry_end
     members = cursors.finish() & (sizes == ends.astype(np.uint64)) & (ends <= limits.BLOCK_BYTES_MAX)
     if members.sum() < FAMILY_MIN:
         return None, members
-    return Family({node.name: node for node in nodes}, rows, ends, starts, stops, streams), members
+    shares = any(column.kind == SHARED for column in columns)
+    return Family({node.name: node for node in nodes}, rows, ends, starts, stops, streams, shares), members
 
 
 def _of_stream(cursors: _Cursors, stream: Stream, ends: Numbers) -> Streams:
@@ -271,7 +297,3 @@ class _Cursors:
         """Says which of them are alike to their ends, and pass their checksums."""
         self.keep((self._at == self._ends) & (self._digests == self.read(self._ends, "<u8")))
         return self.alike
-
-
-def _streams(node: Node) -> list[Stream]:
-    return [stream for each in node.preorder() for stream in each.streams]

@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient.arrays import begins
 from tqclient.codec.clips import Clip, join_clips
 from tqclient.codec.directory import DENSE, RAGGED, SHARED, STRUCT
+from tqclient.codec.family import Family
 from tqclient.codec.kinds import dense, ragged, record, shared, struct
 from tqclient.codec.kinds.base import Column
 from tqclient.codec.layout import Layout, check_rows, find, is_everything
@@ -59,7 +59,7 @@ class Gathered(NamedTuple):
 
     Attributes:
         part: one of them.
-        rows: int64, of all.
+        rows: int64, of all; those of a family are numbered as they were picked.
         at: int64 [len(rows)]: the place of each in delivery order.
         clips: of all.
         place: as in `Group`.
@@ -125,10 +125,11 @@ def _join_families(
     members: dict[tuple[int, int], list[int]] = {}
     left = []
     for index, part in enumerate(parts):
-        if part.layout.family is not None and part.memory is not None and not part.clips and _is_small(part):
-            members.setdefault((id(part.layout.family[0]), id(part.memory)), []).append(index)
-        else:
+        family = None if part.layout.family is None else part.layout.family[0]
+        if family is None or part.memory is None or part.clips or not _is_small(part, family):
             left.append(index)
+        else:
+            members.setdefault((id(family), id(part.memory)), []).append(index)
     gathered = []
     for indices in members.values():
         own = [parts[index] for index in indices]
@@ -140,8 +141,9 @@ def _join_families(
     return gathered, left
 
 
-def _is_small(part: Part) -> bool:
-    return len(part.rows) * part.layout.size_bytes <= JOINED_BYTES_MAX * part.layout.rows
+def _is_small(part: Part, family: Family) -> bool:
+    rows = part.layout.rows if family.shares else len(part.rows)  # one row may need all that they share
+    return rows * part.layout.size_bytes <= JOINED_BYTES_MAX * part.layout.rows
 
 
 def _joined_family(parts: Sequence[Part], at: NDArray[np.int64]) -> Gathered:
@@ -149,12 +151,8 @@ def _joined_family(parts: Sequence[Part], at: NDArray[np.int64]) -> Gathered:
     rows = np.concatenate([part.rows for part in parts])
     check_rows(rows, part.layout.rows)
     blocks = np.repeat([part.layout.family[1] for part in parts], counts)  # type: ignore[index]
-    # A run ends where the block does, or the next row is not the next one, here or in delivery order.
-    order = np.arange(rows.size)
-    first = np.flatnonzero(begins(blocks) | begins(rows - order) | begins(at - order))
-    origins = np.repeat([part.origin for part in parts], counts)[first]
-    picks = Picks(blocks[first], rows[first], np.diff(first, append=rows.size), origins)
-    return Gathered(part, rows, at, (), -1, picks)
+    origins = np.repeat([part.origin for part in parts], counts)
+    return Gathered(part, np.arange(rows.size), at, (), -1, Picks.of_rows(blocks, rows, origins, at))
 
 
 def read_column(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient.arrays import bounds, spread
+from tqclient.arrays import begins, bounds, spread
 from tqclient.codec.checksum import Numbers, unit_count, unit_digests, whole_units
 from tqclient.codec.directory import Stream
 
@@ -58,6 +58,39 @@ class Picks(NamedTuple):
     counts: Numbers
     origins: Numbers
 
+    @classmethod
+    def of_rows(cls, blocks: Numbers, rows: Numbers, origins: Numbers, at: Numbers) -> Picks:
+        """Brings rows together that lie side by side.
+
+        Args:
+            blocks: int64 [rows], of each row.
+            rows: int64 [rows], within their blocks.
+            origins: int64 [rows], of each row's block.
+            at: int64 [rows], the place of each in delivery order.
+        """
+        # A run ends where the block does, or the next row is not the next one, here or in delivery order.
+        order = np.arange(rows.size)
+        first = np.flatnonzero(begins(blocks) | begins(rows - order) | begins(at - order))
+        return cls(blocks[first], rows[first], np.diff(first, append=rows.size), origins[first])
+
+    def rows(self) -> tuple[Numbers, Numbers]:
+        """(block, row within it) of each row, int64 [rows] each."""
+        return np.repeat(self.blocks, self.counts), spread(self.firsts, self.counts)
+
+    def shared(self, index: NDArray[Any], values: int) -> tuple[Picks, Numbers]:
+        """Returns what the rows of a shared column need, each value once, and which of them each row has.
+
+        Args:
+            index: unsigned [blocks, rows], which value each row of each block has.
+            values: how many values a block has.
+        """
+        blocks, rows = self.rows()
+        needed = blocks * values + index[blocks, rows]
+        distinct, first, which = np.unique(needed, return_index=True, return_inverse=True)
+        blocks, numbers = np.divmod(distinct, values)
+        origins = np.repeat(self.origins, self.counts)[first]
+        return Picks.of_rows(blocks, numbers, origins, np.arange(distinct.size)), which
+
 
 class Scattered(Stream):
     """One stream of many blocks; the rows that are wanted of it are numbered as they were picked.
@@ -71,8 +104,7 @@ class Scattered(Stream):
         blocks, rows = picks.blocks, int(picks.counts.sum())
         counts = None
         if streams.counts is not None:
-            rows_of = np.repeat(blocks, picks.counts), spread(picks.firsts, picks.counts)
-            counts = streams.counts[rows_of].astype(np.int64)
+            counts = streams.counts[picks.rows()].astype(np.int64)
         self.sizes = np.full(rows, first.item_bytes, np.int64) if counts is None else counts * first.item_bytes
         ends, runs = streams.bounds(blocks, first), np.arange(len(blocks))
         starts, stops = ends[runs, picks.firsts], ends[runs, picks.firsts + picks.counts]
@@ -86,11 +118,12 @@ class Scattered(Stream):
         checks = unit_count(self._highs - self._lows, units)
         self._checksums = streams.checksums[spread(streams.firsts[blocks] + self._lows // units, checks)]
         self._check_stops, self._row_stops = np.cumsum(checks), np.cumsum(picks.counts)
-        self._row_firsts = self._row_stops - picks.counts
+        self._row_firsts, self._firsts = self._row_stops - picks.counts, picks.firsts
 
-    def row_counts(self, rows: Numbers | None = None) -> Numbers:
-        """Items of each row that is wanted, int64, whatever is asked for."""
-        return np.ones(self.rows, np.int64) if self.counts is None else self.counts
+    def row_in_block(self, row: int) -> int:
+        """Returns the number that a row has within its block."""
+        run = int(np.searchsorted(self._row_stops, row, "right"))
+        return int(self._firsts[run]) + row - int(self._row_firsts[run])
 
     def copy(self, target: NDArray[np.uint8], places: Numbers, *, verify: bool) -> int | None:
         """Copies each row to its place, and compares the copies with their checksums.

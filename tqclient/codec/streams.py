@@ -45,7 +45,7 @@ class Group(NamedTuple):
     Attributes:
         node: the column.
         fetch: reads the block.
-        rows: int64, within the block.
+        rows: int64, within the block; those of a family, see `Scattered`, are numbered as they were picked.
         at: int64 [len(rows)]: the place of each in delivery order.
         owned_bytes: as in `Part`.
         locate: as in `Part`.
@@ -67,6 +67,11 @@ class Group(NamedTuple):
     def clip(self) -> Clip | None:
         """What is wanted of each row; None: all of it."""
         return clip_of(self.node, self.clips)
+
+    def row_in_block(self, index: int) -> int:
+        """Returns the number that the row `rows[index]` has within its block, for messages."""
+        row, stream = int(self.rows[index]), self.node.streams[0]
+        return stream.row_in_block(row) if isinstance(stream, Scattered) else row
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +174,7 @@ def _read_many(groups: Sequence[Group], index: int, reading: Reading, later: par
         bad = scattered.copy(target, row_bounds[group.at], verify=reading.verify)
         if bad is not None:
             raise CorruptBlock(
-                f"field {reading.path!r}, row {group.rows[bad]} of its block: its bytes fail their checksum",
+                f"field {reading.path!r}, row {group.row_in_block(bad)} of its block: its bytes fail their checksum",
                 rows=[int(group.at[bad])],
             )
     for group, at in zip(whole, row_bounds[[group.place for group in whole]].tolist(), strict=True):

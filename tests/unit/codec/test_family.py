@@ -17,6 +17,7 @@ from tests.unit.codec.small_blocks import (
     DIRECTORIES,
     FIELDS,
     ROWS,
+    SHARED_FIELDS,
     encoded,
     streams_of,
 )
@@ -139,12 +140,28 @@ def test_a_number_that_cannot_be_is_in_no_family(field: str, at: int, form: str,
     whole = DIRECTORIES[rows][2]
     directory = bytearray(whole)
     for stream in streams_of(Layout.parse(whole).node(field)):
-        if at == 24 and stream.counts is None:
+        if at == 24 and (stream.counts is None or not stream.item_bytes):
             continue
         (before,) = struct.unpack_from(form, directory, stream.entry + at)
-        struct.pack_into(form, directory, stream.entry + at, change(before))
+        struct.pack_into(form, directory, stream.entry + at, change(before) % 2**64)
         outside_of_a_family(bytes(directory), rows)
         struct.pack_into(form, directory, stream.entry + at, before)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("field", SHARED_FIELDS)
+def test_a_row_that_has_a_value_which_is_not_there_is_in_no_family(field: str, rows: int) -> None:
+    whole = DIRECTORIES[rows][2]
+    column = Layout.parse(whole).node(field)
+    for row in range(rows):
+        for value in (column.values, 128, 255):
+            directory = bytearray(whole)
+            directory[column.streams[0].entry + 24 + row] = value
+            outside_of_a_family(bytes(directory), rows)
+        for value in range(column.values):
+            directory = bytearray(whole)
+            directory[column.streams[0].entry + 24 + row] = value
+            assert taken_in(whole, resealed(bytes(directory)))
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -285,7 +302,7 @@ def test_a_damaged_first_one_leaves_a_family_to_the_others() -> None:
     assert all(layout is not None for layout in layouts[1:])
 
 
-def test_few_blocks_and_those_of_many_rows_or_shared_or_large_values_are_parsed_by_themselves() -> None:
+def test_few_blocks_and_those_of_many_rows_or_large_values_are_parsed_by_themselves() -> None:
     def found(values: list[dict[str, Any]]) -> list[bool]:
         return [each is not None for each in families([encode(value).directory for value in values])]
 
@@ -294,11 +311,19 @@ def test_few_blocks_and_those_of_many_rows_or_shared_or_large_values_are_parsed_
     assert found([{"x": torch.zeros(ROWS_MAX)}] * FAMILY_MIN) == [True] * FAMILY_MIN
     assert found([{"x": torch.zeros(ROWS_MAX + 1)}] * FAMILY_MIN) == [False] * FAMILY_MIN
     assert found([{"x": torch.zeros(0)}] * FAMILY_MIN) == [False] * FAMILY_MIN
-    assert found([{"x": Shared([torch.arange(9)], [0, 0])}] * FAMILY_MIN) == [False] * FAMILY_MIN
+    assert found([{"x": Shared([torch.arange(9)], [0, 0])}] * FAMILY_MIN) == [True] * FAMILY_MIN
     large = [{"x": [torch.zeros(STREAM_BYTES_MAX - length, dtype=torch.uint8)]} for length in range(1, FAMILY_MIN + 1)]
     assert found(large) == [True] * FAMILY_MIN
     assert found([{"x": [torch.zeros(STREAM_BYTES_MAX, dtype=torch.uint8)]}] * FAMILY_MIN) == [False] * FAMILY_MIN
     assert families([]) == []
+
+
+def test_blocks_that_share_other_numbers_of_values_are_told_apart() -> None:
+    """As the head of the column says how many there are."""
+    alike = [encode({"x": Shared([torch.arange(9)] * values, [0, values - 1, 0])}) for values in (1, 2)]
+    found = families([block.directory for block in alike * FAMILY_MIN])
+    assert len({id(each[0]) for each in found if each}) == 2
+    assert all(each and each[0].fields["x"].values == 1 + index % 2 for index, each in enumerate(found))
 
 
 def test_families_of_other_columns_are_told_apart() -> None:

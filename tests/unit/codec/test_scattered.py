@@ -18,8 +18,10 @@ from tests.unit.codec.small_blocks import (
     DIRECTORIES,
     FIELDS,
     ROWS,
+    SHARED_FIELDS,
     encoded,
     numbers_of,
+    put_of,
     row_of,
     streams_of,
 )
@@ -156,14 +158,18 @@ def test_of_one_block_there_is_a_view() -> None:
         assert identical([row_of(numbers_of(4, 3)[row])["tokens"][0] for row in rows], column.list())
 
 
-def test_what_is_large_is_read_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    arena = ARENAS[3]
+@pytest.mark.parametrize("shares", [False, True])
+def test_what_is_large_is_read_by_itself(monkeypatch: pytest.MonkeyPatch, shares: bool) -> None:
+    """A row of many may need all that they share, however large that is."""
+    rows = [[row_of(number) for number in numbers_of(block, 3)] for block in range(COUNT)]
+    arena = Arena([encode({f: put_of(own)[f] for f in FIELDS if shares or f not in SHARED_FIELDS}) for own in rows])
     sizes = [part.layout.size_bytes for part in arena.parts(range(COUNT))]
     monkeypatch.setattr(reading, "JOINED_BYTES_MAX", sorted(sizes)[COUNT // 2])
     gathered = gather(arena.parts(range(COUNT)))
     assert [each.picks is None for each in gathered] == [False] + [True] * (COUNT - COUNT // 2 - 1)
     one_row_of_each = [replace(part, rows=np.array([1])) for part in arena.parts(range(COUNT))]
-    assert [len(each.rows) for each in gather(one_row_of_each)] == [COUNT]
+    apart = len(gathered) - 1 if shares else 0
+    assert [len(each.rows) for each in gather(one_row_of_each)] == [COUNT - apart, *[1] * apart]
     for parts in (gathered, gather(one_row_of_each)):
         column = read_column("tokens", parts, copy=True, allocate=allocate)
         whole = parts is gathered
@@ -209,6 +215,42 @@ def test_damage_names_the_row_that_has_it(field: str, rows: int) -> None:
             arena.memory[arena.origins[5] + stream.offset + position] ^= 0x20
     expected = [row_of(number)[name][0] for number in numbers_of(5, rows)]
     assert identical(expected, read_column(name, parts, copy=True, allocate=allocate).list()[2 * rows : 3 * rows])
+
+
+@pytest.mark.parametrize("field", ["meta", "prompt"])
+def test_records_that_make_no_sense_name_their_row(field: str) -> None:
+    """Where checksums are right, or not looked at."""
+    blocks = encoded(3)
+    arena = Arena(blocks)
+    parts = gather([replace(part, rows=np.array([2, 1])) for part in arena.parts([3, 6, 5])])
+    node = blocks[6].layout.node(field)
+    skeletons = node.inner.streams[0]
+    number = int(node.picks()[1]) if field in SHARED_FIELDS else 1
+    start = arena.origins[6] + skeletons.offset + int(skeletons.bounds()[number])
+    arena.memory[start] = 0xC1  # which msgpack never uses
+    with pytest.raises(CorruptBlock, match=rf"'{field}', row {number} of its block") as caught:
+        read_column(field, parts, copy=True, allocate=allocate, verify=False)
+    assert caught.value.rows == (3,)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("field", ["image", "scene.pixels", "scene.text", "prompt"])
+def test_damage_of_a_shared_value_names_the_first_row_that_has_it(field: str, rows: int) -> None:
+    blocks = encoded(rows)
+    arena = Arena(blocks)
+    parts = gather(arena.parts([3, 9, 5, 7]))
+    name = field.split(".", maxsplit=1)[0]
+    index = blocks[5].layout.node(name).picks().tolist()
+    for stream in blocks[5].layout.node(field).inner.streams:
+        for position in {*range(0, stream.length, 61), *range(stream.length)[-1:]}:
+            unit_start = position // stream.unit * stream.unit
+            value = next(value for value in range(stream.rows) if stream.bounds()[value + 1] > unit_start)
+            row = next(place for place, number in enumerate(index) if number == value)
+            arena.memory[arena.origins[5] + stream.offset + position] ^= 0x20
+            with pytest.raises(CorruptBlock, match=rf"field '{field}', row {value} of its block.*checksum") as caught:
+                read_column(name, parts, copy=True, allocate=allocate)
+            assert caught.value.rows == (2 * rows + row,)
+            arena.memory[arena.origins[5] + stream.offset + position] ^= 0x20
 
 
 @pytest.mark.parametrize("field", ["dense", "even", "tokens", "wide", "uid"])

@@ -238,4 +238,6 @@ def _read_alike(groups: Sequence[Group], reading: Reading) -> tuple[list[Any], b
 
 def _row_of(groups: Sequence[Group], place: int) -> int:
     """The row, within its block, that is delivered at a place."""
-    return next(int(group.rows[group.at == place][0]) for group in groups if (group.at == place).any())
+    return next(
+        group.row_in_block(int(np.flatnonzero(group.at == place)[0])) for group in groups if (group.at == place).any()
+    )
