@@ -73,15 +73,19 @@ def bytes_of(value: torch.Tensor | NDArray[Any]) -> NDArray[np.uint8]:
     return _flat(value.detach().resolve_conj().resolve_neg().cpu().contiguous())
 
 
-def _flat(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    """The bytes of a contiguous tensor. numpy takes one element alone for contiguous whatever its strides are."""
+def elements_of(tensor: torch.Tensor) -> NDArray[Any]:
+    """An array over the elements of a tensor of the host; as integers of their size where numpy lacks the dtype."""
     if tensor.requires_grad:
         tensor = tensor.detach()
     try:
-        array = tensor.numpy()
+        return tensor.numpy()
     except TypeError:  # numpy lacks the dtype
-        array = tensor.view(_AS_LARGE[tensor.itemsize]).numpy()
-    return array.reshape(-1).view(np.uint8)
+        return tensor.view(_AS_LARGE[tensor.itemsize]).numpy()
+
+
+def _flat(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    """The bytes of a contiguous tensor. numpy takes one element alone for contiguous whatever its strides are."""
+    return elements_of(tensor).reshape(-1).view(np.uint8)
 
 
 def write_one(value: torch.Tensor | NDArray[Any], checksums: Checksums, later: parallel.Later) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.codec import strategies
 from tests.unit.codec.blocks import Block, encode
 from tests.unit.codec.values import identical, rows_of
-from tqclient.codec import Records, allocate, dumps, loads, measure, read_column
+from tqclient.codec import Records, allocate, dtypes, dumps, loads, measure, read_column
 from tqclient.errors import CorruptBlock, InvalidArgument
 
 
@@ -172,6 +172,19 @@ def test_padded() -> None:
         with pytest.raises(InvalidArgument, match="ragged"):
             block.read(name).padded()
     assert np.array_equal(encode({"n": [np.arange(2), np.arange(1)]}).read("n").padded(9), [[0, 1], [0, 9]])
+
+
+@pytest.mark.parametrize("name", sorted(dtypes.TORCH.keys() - {"float4_e2m1fn_x2"}))  # torch fills none of these
+def test_rows_of_every_dtype_are_padded(name: str) -> None:
+    dtype = dtypes.TORCH[name]
+    rows = [torch.ones(length, 2).to(dtype) for length in (2, 0, 3)]
+    padded = encode({"x": rows}).read("x").padded(1)
+    assert (padded.dtype, padded.shape) == (dtype, (3, 3, 2))
+    raw = padded.view(torch.uint8).reshape(3, 3, -1)
+    one = torch.ones(1, 2).to(dtype).view(torch.uint8).reshape(-1)
+    assert all(torch.equal(item, one) for row in raw for item in row)
+    zeros = encode({"x": rows}).read("x").padded(0).view(torch.uint8).reshape(3, 3, -1)
+    assert [[bool(item.any()) for item in row] for row in zeros] == [[True, True, False], [False] * 3, [True] * 3]
 
 
 def test_a_jagged_tensor_knows_its_longest_row() -> None:
