@@ -14,7 +14,7 @@ from tests.model.consumption import Held, Kind, Ledger
 from tests.model.driver import LEASE, Driver, claim_request, client_id, ids, unpack
 from tests.model.histories import Machine, promise, run_many, run_seeds
 from tests.model.test_core_histories import durable
-from tqclient.errors import ClaimTimeout, ProducersGone, SampleNotFound, Sealed
+from tqclient.errors import ClaimTimeout, ProducersGone, SampleNotFound, Sealed, TQError
 from tqclient.schema import Form
 from tqclient.wire.packing import pack_blobs
 from tqclient.wire.v1 import controller_pb2 as pb
@@ -126,16 +126,18 @@ class Consumption(Machine):
         self.lacking = self.lacking[1 + pick % 4 :]
         if chosen:
             request = self.driver.commit(self.p, len(chosen), ["b"], ids=chosen)
-            self.gone_if_retired(self.driver.send("commit", request, session=self.session))
+            self.refused_if_retired(SampleNotFound, "commit", request, session=self.session)
 
     @property
     def described(self) -> pb.Partition:
         return self.driver.describe(self.p)
 
-    def gone_if_retired(self, outcome: Outcome) -> bool:
-        assert isinstance(outcome.error, SampleNotFound) == self.described.retired, outcome.error
-        assert outcome.error is None or isinstance(outcome.error, SampleNotFound)
-        return outcome.error is not None
+    def refused_if_retired(self, refusal: type[TQError], kind: str, request: Any, session: int = 1) -> bool:
+        """Sends a command, which may well be what retires the partition; says whether it was refused."""
+        retired = self.described.retired
+        error = self.driver.send(kind, request, session=session).error
+        assert isinstance(error, refusal) if retired else error is None, error
+        return retired
 
     @rule(pick=PICK, tags=st.sampled_from([{"w": 9}, {"w": 1}, {"w": None}, {"aborted": True}, {"aborted": None}]))
     def tag(self, pick: int, tags: dict[str, Any]) -> None:
@@ -143,7 +145,7 @@ class Consumption(Machine):
             chosen = sorted(self.live)[pick % len(self.live)]
             packed = pack_blobs([msgpack.packb(tags)])
             request = pb.SetTagsRequest(partition_id=self.p, ids=ids(chosen), tags=packed)
-            if self.gone_if_retired(self.driver.send("set_tags", request, session=1)):
+            if self.refused_if_retired(SampleNotFound, "set_tags", request):
                 return
             if "w" in tags:
                 self.weights[chosen] = tags["w"]
@@ -368,19 +370,14 @@ class Consumption(Machine):
     def reset(self, name: str, pick: int) -> None:
         if pick % 8 == 0:
             request = pb.ResetConsumerRequest(partition_id=self.p, consumer=name)
-            if not self.sealed_if_retired(self.driver.send("reset_consumer", request, session=1)):
+            if not self.refused_if_retired(Sealed, "reset_consumer", request):
                 self.ledgers[name].reset()
-
-    def sealed_if_retired(self, outcome: Outcome) -> bool:
-        assert isinstance(outcome.error, Sealed) == self.described.retired, outcome.error
-        assert outcome.error is None or isinstance(outcome.error, Sealed)
-        return outcome.error is not None
 
     @rule(name=st.sampled_from(sorted(KINDS)))
     def requeue(self, name: str) -> None:
         dead = self.driver.core.list_dead(self.p, name).ids
         request = pb.RequeueRequest(partition_id=self.p, consumer=name, ids=dead)
-        self.sealed_if_retired(self.driver.send("requeue", request, session=1))
+        self.refused_if_retired(Sealed, "requeue", request)
 
     @rule(name=st.sampled_from(RANKED), dp_rank=st.integers(0, 1), ahead=st.integers(1, 2), pick=PICK)
     def fail(self, name: str, dp_rank: int, ahead: int, pick: int) -> None:
