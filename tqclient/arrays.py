@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,6 +21,17 @@ def bounds(sizes: NDArray[Any]) -> NDArray[np.int64]:
 def begins(values: NDArray[Any]) -> NDArray[np.bool_]:
     """Returns where a run of equal values begins: bool, by entry."""
     return np.concatenate((np.ones(min(len(values), 1), np.bool_), values[1:] != values[:-1]))
+
+
+def distinct(columns: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Tells rows of a table apart, of which each column is given, int64 [rows].
+
+    Returns:
+        The first row of each kind, kinds in the order of their numbers, and which kind each row is of: int64 each.
+    """
+    table, axis = (columns[0], None) if len(columns) == 1 else (np.stack(columns), 1)
+    _, first, which = np.unique(table, axis=axis, return_index=True, return_inverse=True)
+    return first, which.reshape(-1)
 
 
 def spread(starts: NDArray[np.int64], counts: NDArray[np.int64], step: int = 1) -> NDArray[np.int64]:

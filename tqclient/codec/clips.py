@@ -18,7 +18,7 @@ class Clip:
     """What is wanted of each row of one column of one block.
 
     Attributes:
-        node: the column: dense or ragged.
+        node: the column: dense or ragged; see `Layout.column`.
         starts: int64 [rows], items of the leading dimension; row i gives [starts[i], stops[i]).
         stops: int64 [rows]; the caller has checked that 0 <= starts <= stops <= `row_lengths`.
         uniform: whether one range was asked for, for all rows: then a dense column stays dense. Else it becomes ragged,
@@ -29,6 +29,12 @@ class Clip:
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]
     uniform: bool
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one item."""
+        item_bytes = self.node.streams[0].item_bytes
+        return item_bytes // max(1, self.node.form.shape[0]) if self.node.kind == DENSE else item_bytes
 
     @property
     def counts(self) -> NDArray[np.int64]:
@@ -49,7 +55,9 @@ class Clip:
 
 
 def join_clips(clips: Sequence[Sequence[Clip]]) -> tuple[Clip, ...]:
-    """Joins the clips of parts of one block: each part has the same columns clipped."""
+    """Joins the clips of parts of one block, or of blocks of a family: each part has the same columns clipped."""
+    if len(clips) == 1:
+        return tuple(clips[0])
     return tuple(
         Clip(
             same[0].node,
@@ -59,6 +67,11 @@ def join_clips(clips: Sequence[Sequence[Clip]]) -> tuple[Clip, ...]:
         )
         for same in zip(*clips, strict=True)
     )
+
+
+def ends_of(clips: Sequence[Clip]) -> list[NDArray[np.int64]]:
+    """What clips say of rows: int64 [rows] each."""
+    return [each for clip in clips for each in (clip.starts, clip.stops)]
 
 
 def clip_of(node: Node, clips: Sequence[Clip]) -> Clip | None:
@@ -74,10 +87,7 @@ def spans(
     clip = clip_of(node, clips)
     if clip is None:
         return starts, stops
-    item_bytes = node.streams[index].item_bytes
-    if node.kind == DENSE:
-        item_bytes //= max(1, node.form.shape[0])
-    return starts + clip.starts * item_bytes, starts + clip.stops * item_bytes
+    return starts + clip.starts * clip.item_bytes, starts + clip.stops * clip.item_bytes
 
 
 def row_lengths(node: Node, rows: NDArray[np.int64], path: str) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import xxhash
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from tqclient import limits
 from tqclient.arrays import bounds, spread
 from tqclient.codec.checksum import UNIT_MAX, UNIT_MIN, Numbers, unit_count, whole_units
-from tqclient.codec.directory import COUNT_WIDTHS, COUNTS_AT, SHARED, SIZE_AT, Node, Stream, parse
+from tqclient.codec.clips import Clip, clip_of, row_lengths
+from tqclient.codec.directory import COUNT_WIDTHS, COUNTS_AT, RAGGED, SHARED, SIZE_AT, Node, Stream, parse
 from tqclient.codec.header import HEADER_BYTES, aligned
 from tqclient.codec.scattered import Picks, Scattered, Streams
 from tqclient.errors import CorruptBlock, UnsupportedVersion
@@ -36,6 +37,19 @@ all."""
 STREAM_BYTES_MAX: Final = 8 * MIB
 """A block with a longer stream is worth it, too."""
 _RESERVED_AT: Final = 18  # within the entry of a stream, behind offset, length, width and unit
+
+
+class _Spans(NamedTuple):
+    """Where rows of some fields lie in all blocks.
+
+    Attributes:
+        entries: of their streams.
+        numbers: offsets, lengths, units of the streams, int64 [blocks, streams, 1]; starts and stops of rows within
+            them, int32 [blocks, streams, rows].
+    """
+
+    entries: list[int]
+    numbers: list[Numbers]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +74,7 @@ class Family:
     streams: dict[int, Streams]
     shares: bool
     _ranges: dict[frozenset[str], NDArray[np.uint64]] = field(default_factory=dict)
-    _rows: dict[frozenset[str], tuple[Numbers, ...]] = field(default_factory=dict)
+    _rows: dict[frozenset[str], _Spans] = field(default_factory=dict)
 
     def ranges(self, block: int, fields: Iterable[str]) -> NDArray[np.uint64]:
         """Returns the bytes of a block that fields lie in: uint64 [n, 2] (offset, length), ascending."""
@@ -88,31 +102,36 @@ class Family:
                 ranges.append((start, stop - start))
         return np.array(ranges, np.uint64).reshape(-1, 2, len(self.sizes)).transpose(2, 0, 1)
 
-    def row_ranges(self, block: int, fields: Iterable[str], rows: Numbers) -> tuple[Numbers, Numbers]:
+    def row_ranges(
+        self, block: int, fields: Iterable[str], rows: Numbers, clips: Sequence[Clip] = ()
+    ) -> tuple[Numbers, Numbers]:
         """Returns where in a block rows of fields lie, with the whole units around: (starts, stops), int64 [n]."""
         wanted = frozenset(fields)
         known = self._rows.get(wanted)
         if known is None:
             known = self._rows[wanted] = self._rows_of(wanted)
-        offsets, lengths, units, lows, highs = (numbers[block] for numbers in known)
+        offsets, lengths, units, lows, highs = (numbers[block] for numbers in known.numbers)
         low, high = lows[:, rows], highs[:, rows]
+        for clip in clips:
+            index = known.entries.index(clip.node.streams[0].entry)
+            high[index] = low[index] + clip.stops * clip.item_bytes
+            low[index] += clip.starts * clip.item_bytes
         starts, stops = whole_units(low, high, units, lengths)
         return (starts + offsets)[low < high], (stops + offsets)[low < high]
 
-    def _rows_of(self, wanted: frozenset[str]) -> tuple[Numbers, ...]:
-        """Where rows lie in all blocks: offsets, lengths, units [blocks, streams, 1], starts, stops [.., rows]."""
+    def _rows_of(self, wanted: frozenset[str]) -> _Spans:
         every = np.broadcast_to(np.arange(self.rows), (len(self.sizes), self.rows))
         found = [each for name in self.fields if name in wanted for each in self._spans(self.fields[name], every)]
-        plain = zip(*(streams[:3] for streams, _, _ in found), strict=True)
-        spans = zip(*((starts.astype(np.int32), stops.astype(np.int32)) for _, starts, stops in found), strict=True)
-        return (*[np.stack(each, axis=1)[:, :, None] for each in plain], *[np.stack(each, axis=1) for each in spans])
+        entries, plain = [entry for entry, _, _ in found], [self.streams[entry][:3] for entry, _, _ in found]
+        ends = [(starts.astype(np.int32), stops.astype(np.int32)) for _, starts, stops in found]
+        of_streams = [np.stack(each, axis=1)[:, :, None] for each in zip(*plain, strict=True)]
+        return _Spans(entries, [*of_streams, *(np.stack(each, axis=1) for each in zip(*ends, strict=True))])
 
-    def _spans(self, column: Node, rows: Numbers) -> Iterator[tuple[Streams, Numbers, Numbers]]:
-        """For each stream of a column: where in it rows [blocks, n] of each block start and stop, [blocks, n] each."""
+    def _spans(self, column: Node, rows: Numbers) -> Iterator[tuple[int, Numbers, Numbers]]:
+        """For the entry of each stream of a column: where in it rows [blocks, n] start and stop, [blocks, n] each."""
         for stream in column.streams:
-            streams = self.streams[stream.entry]
-            ends = streams.bounds(np.arange(len(self.sizes)), stream)
-            yield streams, np.take_along_axis(ends, rows, axis=1), np.take_along_axis(ends, rows + 1, axis=1)
+            ends = self.streams[stream.entry].bounds(np.arange(len(self.sizes)), stream)
+            yield stream.entry, np.take_along_axis(ends, rows, axis=1), np.take_along_axis(ends, rows + 1, axis=1)
         if column.kind == SHARED:
             rows = np.take_along_axis(self._index(column), rows, axis=1).astype(np.int64)
         for child in column.children:
@@ -124,22 +143,35 @@ class Family:
         assert index is not None
         return index
 
-    def scattered(self, column: Node, picks: Picks, memory: NDArray[np.uint8]) -> Node:
+    def row_lengths(self, column: Node, block: int, rows: Numbers, path: str) -> Numbers:
+        """Returns what `clips.row_lengths` does of rows of a block; `column`: one of `fields`, or of those below."""
+        if column.kind == SHARED:
+            return self.row_lengths(column.children[0], block, self._index(column)[block, rows], path)
+        if column.kind != RAGGED or len(column.streams) > 1:
+            return row_lengths(column, rows, path)
+        counts = self.streams[column.streams[0].entry].counts
+        assert counts is not None
+        lengths: Numbers = counts[block, rows].astype(np.int64)
+        return lengths
+
+    def scattered(self, column: Node, picks: Picks, memory: NDArray[np.uint8], clips: Sequence[Clip] = ()) -> Node:
         """Returns some rows of some blocks of a column as if they were those of one block.
 
         Args:
             column: one of `fields`, or of what is below them.
             picks: which rows.
             memory: uint8, that holds what is wanted of all of the blocks.
+            clips: of the column, or of columns within it, of which less than whole rows are wanted.
         """
         if column.kind == SHARED:
-            picks, which = picks.shared(self._index(column), column.values)
-            own: tuple[Stream, ...] = (replace(column.streams[0], rows=len(which), counts=which, _bounds=None),)
+            picks, first, which = picks.shared(self._index(column), clips)
+            clips = [clip.take(first) for clip in clips]
+            own: list[Stream] = [replace(column.streams[0], rows=len(which), counts=which, _bounds=None)]
         else:
-            own = tuple([Scattered(stream, self.streams[stream.entry], picks, memory) for stream in column.streams])
-        return replace(
-            column, streams=own, children=tuple([self.scattered(child, picks, memory) for child in column.children])
-        )
+            clip = clip_of(column, clips)
+            own = [Scattered(stream, self.streams[stream.entry], picks, memory, clip) for stream in column.streams]
+        children = [self.scattered(child, picks, memory, clips) for child in column.children]
+        return replace(column, streams=tuple(own), children=tuple(children))
 
 
 def families(directories: Sequence[bytes]) -> list[tuple[Family, int] | None]:

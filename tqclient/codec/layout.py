@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,6 +132,30 @@ class Layout:
         """
         return find(self._own, field)
 
+    def column(self, field: str) -> _directory.Node:
+        """The column that a clip is of: as `node`, but that of a member is the one of its family's first block."""
+        return find(self._fields, field)
+
+    def own_clips(self, clips: Sequence[Clip]) -> tuple[Clip, ...]:
+        """Clips of `column` as those of `node`, by which a block is read that is read by itself."""
+        if self.family is None or not clips:
+            return tuple(clips)
+        own = itertools.chain.from_iterable(node.preorder() for node in self._own.values())
+        theirs = itertools.chain.from_iterable(node.preorder() for node in self._fields.values())
+        by_column = {id(column): node for column, node in zip(theirs, own, strict=True)}
+        return tuple([replace(clip, node=by_column[id(clip.node)]) for clip in clips])
+
+    def lengths(self, field: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Leading dimension of rows of a field, or of a child of a struct, int64 [rows].
+
+        Raises:
+            InvalidArgument: no such field, or its rows have none, or each may vary in every dimension.
+        """
+        if self.family is None:
+            return row_lengths(self.node(field), rows, field)
+        family, block = self.family
+        return family.row_lengths(self.column(field), block, rows, field)
+
     @property
     def payload(self) -> NDArray[np.uint64]:
         """The bytes of the block that hold all rows of all fields, uint64 [n, 2]: (offset, length); n is 0 or 1."""
@@ -157,11 +183,11 @@ class Layout:
         Raises:
             InvalidArgument: no such field, or a row out of bounds.
         """
-        if self.family is None or clips or not set(fields) <= self._fields.keys():
+        if self.family is None or not set(fields) <= self._fields.keys():
             return np.concatenate([self.ranges(name, rows, clips) for name in fields])
         check_rows(rows, self.rows)
         family, block = self.family
-        return _merge(*family.row_ranges(block, fields, rows))
+        return _merge(*family.row_ranges(block, fields, rows, clips))
 
     def form(self, field: str) -> Form:
         """The form of a field."""
@@ -207,11 +233,14 @@ class Layout:
 
 
 def find(nodes: Mapping[str, _directory.Node], field: str) -> _directory.Node:
-    """Finds a field, or a child of a struct, among a block's columns; raises as `Layout.node`."""
+    """Finds a field, or a child of a struct, among a block's columns; raises as `Layout.node`.
+
+    Of a struct that rows share, a child is shared as well: its rows are those of the block.
+    """
     if field in nodes:
         return nodes[field]
     candidates: Iterable[_directory.Node] = nodes.values()
-    rest = field
+    rest, shared = field, list[_directory.Node]()
     while rest:
         # A key may hold dots: the longest name that fits goes first.
         fitting = [node for node in candidates if rest == node.name or rest.startswith(node.name + ".")]
@@ -219,8 +248,14 @@ def find(nodes: Mapping[str, _directory.Node], field: str) -> _directory.Node:
             break
         node = max(fitting, key=lambda node: len(node.name))
         if rest == node.name:
+            for outer in reversed(shared):
+                node = replace(outer, name=node.name, form=node.form, children=(node,))
             return node
-        candidates, rest = node.inner.children, rest[len(node.name) + 1 :]
+        rest = rest[len(node.name) + 1 :]
+        while node.kind == _directory.SHARED:
+            shared.append(node)
+            node = node.children[0]
+        candidates = node.children
     raise InvalidArgument(f"the block has no field {field!r}; it has {', '.join(map(repr, nodes))}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -77,11 +77,13 @@ class Gathered(NamedTuple):
         """The wanted rows of one field; raises InvalidArgument when there is none of that name."""
         part = self.part
         if self.picks is None or part.layout.family is None or part.memory is None:
-            node = part.layout.node(field)
+            node, clips = part.layout.node(field), self.clips
         else:
-            family = part.layout.family[0]
-            node = family.scattered(find(family.fields, field), self.picks, part.memory)
-        return Group(node, part.fetch, self.rows, self.at, part.owned_bytes, part.locate, self.clips, self.place)
+            column = find(part.layout.family[0].fields, field)
+            node = part.layout.family[0].scattered(column, self.picks, part.memory, self.clips)
+            made = {id(before): after for before, after in zip(column.preorder(), node.preorder(), strict=True)}
+            clips = tuple([replace(clip, node=made[id(clip.node)]) for clip in self.clips])
+        return Group(node, part.fetch, self.rows, self.at, part.owned_bytes, part.locate, clips, self.place)
 
 
 def gather(parts: Sequence[Part]) -> list[Gathered]:
@@ -108,7 +110,7 @@ def gather(parts: Sequence[Part]) -> list[Gathered]:
             clips = join_clips([parts[index].clips for index in indices])
         check_rows(rows, part.layout.rows)
         whole = len(indices) == 1 and not clips and is_everything(rows, part.layout.rows)
-        gathered.append(Gathered(part, rows, at, clips, start if whole else -1))
+        gathered.append(Gathered(part, rows, at, part.layout.own_clips(clips), start if whole else -1))
     return gathered
 
 
@@ -126,7 +128,7 @@ def _join_families(
     left = []
     for index, part in enumerate(parts):
         family = None if part.layout.family is None else part.layout.family[0]
-        if family is None or part.memory is None or part.clips or not _is_small(part, family):
+        if family is None or part.memory is None or not _is_small(part, family):
             left.append(index)
         else:
             members.setdefault((id(family), id(part.memory)), []).append(index)
@@ -152,7 +154,8 @@ def _joined_family(parts: Sequence[Part], at: NDArray[np.int64]) -> Gathered:
     check_rows(rows, part.layout.rows)
     blocks = np.repeat([part.layout.family[1] for part in parts], counts)  # type: ignore[index]
     origins = np.repeat([part.origin for part in parts], counts)
-    return Gathered(part, np.arange(rows.size), at, (), -1, Picks.of_rows(blocks, rows, origins, at))
+    clips = join_clips([part.clips for part in parts])
+    return Gathered(part, np.arange(rows.size), at, clips, -1, Picks.of_rows(blocks, rows, origins, at))
 
 
 def read_column(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient.arrays import begins, bounds, spread
+from tqclient.arrays import begins, bounds, distinct, spread
 from tqclient.codec.checksum import Numbers, unit_count, unit_digests, whole_units
+from tqclient.codec.clips import Clip, ends_of
 from tqclient.codec.directory import Stream
 
 
@@ -77,19 +79,27 @@ class Picks(NamedTuple):
         """(block, row within it) of each row, int64 [rows] each."""
         return np.repeat(self.blocks, self.counts), spread(self.firsts, self.counts)
 
-    def shared(self, index: NDArray[Any], values: int) -> tuple[Picks, Numbers]:
-        """Returns what the rows of a shared column need, each value once, and which of them each row has.
+    def apart(self) -> Picks:
+        """The same rows, each a run of its own."""
+        blocks, rows = self.rows()
+        return Picks(blocks, rows, np.ones_like(rows), np.repeat(self.origins, self.counts))
+
+    def shared(self, index: NDArray[Any], clips: Sequence[Clip]) -> tuple[Picks, Numbers, Numbers]:
+        """Finds what the rows of a shared column need, each thing once.
 
         Args:
             index: unsigned [blocks, rows], which value each row of each block has.
-            values: how many values a block has.
+            clips: rows that share a value may want different ranges of it.
+
+        Returns:
+            Which values, in which order; the first row that needs each; and which of them each row needs.
         """
         blocks, rows = self.rows()
-        needed = blocks * values + index[blocks, rows]
-        distinct, first, which = np.unique(needed, return_index=True, return_inverse=True)
-        blocks, numbers = np.divmod(distinct, values)
-        origins = np.repeat(self.origins, self.counts)[first]
-        return Picks.of_rows(blocks, numbers, origins, np.arange(distinct.size)), which
+        numbers = index[blocks, rows].astype(np.int64)
+        first, which = distinct([blocks, numbers, *ends_of(clips)])
+        origins = np.repeat(self.origins, self.counts)
+        picks = Picks.of_rows(blocks[first], numbers[first], origins[first], np.arange(first.size))
+        return picks, first, which
 
 
 class Scattered(Stream):
@@ -99,15 +109,20 @@ class Scattered(Stream):
         sizes: int64 [rows], bytes.
     """
 
-    def __init__(self, first: Stream, streams: Streams, picks: Picks, memory: NDArray[np.uint8]) -> None:
-        """Args: `first`: of the family's first block; the others are as for `Family.scattered`."""
-        blocks, rows = picks.blocks, int(picks.counts.sum())
-        counts = None
+    def __init__(
+        self, first: Stream, streams: Streams, picks: Picks, memory: NDArray[np.uint8], clip: Clip | None = None
+    ) -> None:
+        """Args: `first`: of the family's first block; `clip`: of the column; else as for `Family.scattered`."""
+        picks = picks if clip is None else picks.apart()
+        blocks, rows, counts = picks.blocks, int(picks.counts.sum()), None
         if streams.counts is not None:
             counts = streams.counts[picks.rows()].astype(np.int64)
         self.sizes = np.full(rows, first.item_bytes, np.int64) if counts is None else counts * first.item_bytes
         ends, runs = streams.bounds(blocks, first), np.arange(len(blocks))
         starts, stops = ends[runs, picks.firsts], ends[runs, picks.firsts + picks.counts]
+        if clip is not None:
+            starts, stops = starts + clip.starts * clip.item_bytes, starts + clip.stops * clip.item_bytes
+            self.sizes = stops - starts
         lengths = stops - starts
         super().__init__(0, int(lengths.sum()), 0, rows, first.item_bytes, counts, np.empty(0, np.uint64), first.entry)
         self._memory = memory

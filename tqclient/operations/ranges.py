@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.codec import Clip, Layout
-from tqclient.codec.clips import row_lengths
 from tqclient.errors import CorruptBlock, InvalidArgument
 from tqclient.info import PartitionRef
 from tqclient.rows import RowSet
@@ -180,14 +179,14 @@ def resolve_clips(wanted: Sequence[Wanted], ref: PartitionRef, rows: RowSet, lay
         assert field is not None
         runs = rows.runs[field]
         try:
-            nodes = [layouts[run.block_id].node(each.path) for run in runs]
-            lengths = [row_lengths(node, run.rows, each.path) for node, run in zip(nodes, runs, strict=True)]
+            nodes = [layouts[run.block_id].column(each.path).inner for run in runs]
+            lengths = [layouts[run.block_id].lengths(each.path, run.rows) for run in runs]
         except InvalidArgument as error:
             raise CorruptBlock(f"partition {ref.name!r}: {error.message}") from None
         starts, stops = each.resolve(np.concatenate(lengths), rows.ids)
         bounds = [0, *itertools.accumulate(map(len, lengths))]
         added = [
-            Clip(node.inner, starts[low:high], stops[low:high], each.uniform)
+            Clip(node, starts[low:high], stops[low:high], each.uniform)
             for node, (low, high) in zip(nodes, itertools.pairwise(bounds), strict=True)
         ]
         before = clips.get(field, [()] * len(runs))

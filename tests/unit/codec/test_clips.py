@@ -14,7 +14,6 @@ from tests.unit.codec import strategies
 from tests.unit.codec.blocks import Block, encode
 from tests.unit.codec.values import identical, rows_of
 from tqclient.codec import Clip, Column, Part, Shared, allocate, measure, read_column
-from tqclient.codec.clips import row_lengths
 from tqclient.errors import CorruptBlock, InvalidArgument
 
 Pairs = list[tuple[int, int]]
@@ -48,26 +47,40 @@ def _sliceable(rows: int) -> st.SearchStrategy[Any]:
     return st.one_of(ragged, arrays, dense)
 
 
+def _indexes(rows: int, count: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, count - 1), min_size=rows, max_size=rows)
+
+
 @st.composite
-def _columns(draw: st.DrawFn) -> Any:
-    rows = draw(st.integers(1, 5))
+def _columns(draw: st.DrawFn, rows: int) -> Any:
     if draw(st.booleans()):
         return draw(_sliceable(rows))
     count = draw(st.integers(1, 3))
-    index = draw(st.lists(st.integers(0, count - 1), min_size=rows, max_size=rows))
-    return Shared(draw(_sliceable(count)), index)
+    return Shared(draw(_sliceable(count)), draw(_indexes(rows, count)))
 
 
-@given(_columns(), st.data())
-def test_ranges_are_slices(column: Any, data: st.DataObject) -> None:
+@st.composite
+def _structs(draw: st.DrawFn) -> Any:
+    """Of one column, "x", with the values of its rows. The rows may share the column's values, or the struct's."""
+    rows, count = draw(st.integers(1, 5)), draw(st.integers(1, 3))
+    column = draw(_columns(rows))
+    if draw(st.booleans()):
+        return {"x": column}, rows_of(column)
+    shared, index = draw(_columns(count)), draw(_indexes(rows, count))
+    values = rows_of(shared)
+    return Shared({"x": shared}, index), [values[place] for place in index]
+
+
+@given(_structs(), st.data())
+def test_ranges_are_slices(struct: Any, data: st.DataObject) -> None:
     expected, parts = [], []
-    values = rows_of(column)
-    blocks = [Block(plan) for plan in measure({"s": {"x": column}}).split(data.draw(st.integers(1, 2048)))]
+    column, values = struct
+    blocks = [Block(plan) for plan in measure({"s": column}).split(data.draw(st.integers(1, 2048)))]
     places = [(block, row) for block in blocks for row in range(block.layout.rows)]
     for _ in range(data.draw(st.integers(1, 8))):
         index = data.draw(st.integers(0, len(places) - 1))
         block, row = places[index]
-        (length,) = row_lengths(block.layout.node("s.x"), np.array([row]), "s.x").tolist()
+        (length,) = block.layout.lengths("s.x", np.array([row])).tolist()
         assert length == len(values[index])
         start, stop = sorted(data.draw(st.tuples(st.integers(0, length), st.integers(0, length))))
         expected.append(values[index][start:stop])
@@ -114,6 +127,17 @@ def test_rows_that_share_a_value_may_want_different_ranges_of_it() -> None:
     assert column.list()[0].data_ptr() == column.list()[3].data_ptr()
 
 
+def test_a_child_of_a_shared_struct_has_a_row_for_each_row_of_the_block() -> None:
+    block = encode({"s": Shared({"x": [torch.arange(4), torch.arange(6)], "y": ["a", "b"]}, [1, 0, 1, 1])})
+    assert block.layout.lengths("s.x", np.arange(4)).tolist() == [6, 4, 6, 6]
+    assert block.layout.row_lengths("s.x").tolist() == [6, 4, 6, 6]
+    assert [len(row) for row in block.read("s.x", rows=[3, 1]).list()] == [6, 4]
+    assert block.read("s.y", rows=[1, 2]).list() == ["a", "b"]
+    column = read(block, "s", [0, 1, 2, 3], [(4, 6), (0, 2), (5, 6), (0, 0)], path="s.x")
+    assert [row["x"].tolist() for row in column.list()] == [[4, 5], [0, 1], [5], []]
+    assert [row["y"] for row in column.list()] == ["b", "a", "b", "b"]
+
+
 def test_few_bytes_are_asked_for() -> None:
     """Rows of 1 MB have units of 16 KiB: a range of 300,000 bytes lies in at most 20 of them."""
     block = encode({"x": [torch.zeros(1000, 1000, dtype=torch.uint8) for _ in range(3)]})
@@ -140,4 +164,4 @@ def test_a_damaged_byte_within_the_range_names_its_row_and_one_outside_is_not_se
 def test_rows_without_a_leading_dimension(column: Any) -> None:
     block = encode({"x": column})
     with pytest.raises(InvalidArgument, match="no length"):
-        row_lengths(block.layout.node("x"), np.array([0]), "x")
+        block.layout.lengths("x", np.array([0]))

@@ -174,6 +174,7 @@ def test_padded() -> None:
     assert np.array_equal(encode({"n": [np.arange(2), np.arange(1)]}).read("n").padded(9), [[0, 1], [0, 9]])
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("name", sorted(dtypes.TORCH.keys() - {"float4_e2m1fn_x2"}))  # torch fills none of these
 def test_rows_of_every_dtype_are_padded(name: str) -> None:
     dtype = dtypes.TORCH[name]

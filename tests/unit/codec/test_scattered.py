@@ -61,7 +61,7 @@ class Arena:
         """The same parts over a memory that lacks whatever their layouts do not ask for."""
         memory = np.full_like(self.memory, 0x5A)
         for part in parts:
-            for offset, length in part.layout.needed(fields, part.rows).tolist():
+            for offset, length in part.layout.needed(fields, part.rows, part.clips).tolist():
                 start = part.origin + offset
                 memory[start : start + length] = self.memory[start : start + length]
         return [replace(part, memory=memory) for part in parts]
@@ -140,14 +140,100 @@ def test_rows_out_of_bounds_are_refused() -> None:
             gather([first, replace(second, rows=np.array(rows))])
 
 
-def test_columns_of_which_less_than_whole_rows_are_wanted_are_clipped() -> None:
-    clipped = []
-    for part in ARENAS[3].parts(range(COUNT)):
-        clip = Clip(part.layout.node("tokens"), np.array([1, 0, 2]), np.array([5, 0, 9]), uniform=False)
-        clipped.append(replace(part, clips=(clip,)))
-    found = read_column("tokens", clipped, copy=True, allocate=allocate).list()
-    rows = [row_of(number)["tokens"][0] for number in range(3 * COUNT)]
-    assert identical([row[slice(*((1, 5), (0, 0), (2, 9))[place % 3])] for place, row in enumerate(rows)], found)
+CLIPPED = ("dense", "even", "tokens", "wide", "mm.pixels", "image", "scene.pixels")
+
+
+def value_of(number: int, path: str) -> torch.Tensor:
+    field, _, key = path.partition(".")
+    value = row_of(number)[field][0]
+    tensor: torch.Tensor = value[key] if key else value
+    return tensor
+
+
+def clipped(part: Part, rows: list[int], numbers: Sequence[int], path: str, shares: Sequence[float]) -> Part:
+    """A part of which between two shares of each row are wanted."""
+    wanted = np.array(rows, np.int64)
+    lengths = part.layout.lengths(path, wanted)
+    assert lengths.tolist() == [len(value_of(numbers[row], path)) for row in rows]
+    starts, stops = (np.floor(lengths * share).astype(np.int64) for share in sorted(shares))
+    return replace(part, rows=wanted, clips=(Clip(part.layout.column(path).inner, starts, stops, uniform=False),))
+
+
+@given(
+    picked=PICKS,
+    path=st.sampled_from(CLIPPED),
+    shares=st.tuples(*[st.sampled_from([0, 0.1, 0.25, 0.5, 0.9, 1])] * 2),
+    verify=st.booleans(),
+)
+def test_ranges_of_rows_are_read_from_no_more_bytes_than_they_need(
+    picked: list[tuple[int, list[int]]], path: str, shares: tuple[float, float], verify: bool
+) -> None:
+    arena, field = ARENAS[3], path.partition(".")[0]
+    parts = [clipped(arena.parts([b])[0], rows, numbers_of(b, 3), path, shares) for b, rows in picked]
+    gathered = gather(arena.only(parts, [field]))
+    assert any(each.picks for each in gathered) == (len({block for block, _ in picked}) > 1)
+    numbers = [numbers_of(block, 3)[row] for block, rows in picked for row in rows]
+    ranges = [range(*(int(len(value_of(number, path)) * share) for share in sorted(shares))) for number in numbers]
+    expected = [value_of(number, path)[wanted] for number, wanted in zip(numbers, ranges, strict=True)]
+    column = read_column(field, gathered, copy=True, allocate=allocate, verify=verify)
+    found = column.list()
+    assert identical(expected, [row["pixels"] for row in found] if "." in path else found)
+
+
+@pytest.mark.parametrize("path", CLIPPED)
+def test_a_range_of_a_member_needs_what_it_needs_of_a_block_by_itself(path: str) -> None:
+    for rows in ([0], [2, 1], [0, 1, 2]):
+        part = clipped(ARENAS[3].parts([4])[0], rows, numbers_of(4, 3), path, (0.25, 0.5))
+        alone = Layout.parse(DIRECTORIES[3][4])
+        clips = tuple(replace(clip, node=alone.node(path).inner) for clip in part.clips)
+        fields = [path.partition(".")[0]]
+        asked = [part.layout.needed(fields, part.rows, part.clips), alone.needed(fields, part.rows, clips)]
+        assert asked[0].tolist() == asked[1].tolist()
+        assert alone.lengths(path, part.rows).tolist() == part.layout.lengths(path, part.rows).tolist()
+
+
+def test_rows_that_have_no_length_have_none_in_a_family() -> None:
+    layout = ARENAS[3].parts([0])[0].layout
+    for field in ("uid", "meta", "mm", "prompt"):
+        with pytest.raises(InvalidArgument, match="its rows have no length"):
+            layout.lengths(field, np.array([0]))
+    with pytest.raises(InvalidArgument, match="no field 'y'"):
+        layout.lengths("y", np.array([0]))
+
+
+def test_one_range_of_all_rows_leaves_a_dense_column_dense() -> None:
+    parts = []
+    for part in ARENAS[3].parts([4, 2]):
+        ends = np.full(3, 1), np.full(3, 2)
+        parts.append(replace(part, clips=(Clip(part.layout.column("dense"), *ends, uniform=True),)))
+    (gathered,) = gather(parts)
+    column = read_column("dense", [gathered], copy=True, allocate=allocate)
+    assert column.form.kind == "dense"
+    assert column.value.tolist() == [[-number] for block in (4, 2) for number in numbers_of(block, 3)]
+
+
+@pytest.mark.parametrize("path", ["wide", "even", "scene.pixels", "image"])
+def test_damage_of_a_range_names_its_row(path: str) -> None:
+    """And damage outside of what a range needs does no harm."""
+    blocks, field = encoded(3), path.partition(".")[0]
+    arena = Arena(blocks)
+    shares = [(0, 0.3), (0.2, 0.4), (0.5, 1)]
+    parts = [
+        clipped(arena.parts([b])[0], [2, 1], numbers_of(b, 3), path, s) for b, s in zip([2, 5, 7], shares, strict=True)
+    ]
+    needed = np.zeros(blocks[5].bytes.size, bool)
+    for offset, length in parts[1].layout.needed([field], parts[1].rows, parts[1].clips).tolist():
+        needed[offset : offset + length] = True
+    stream = blocks[5].layout.node(path).inner.streams[0]
+    for position in range(stream.offset, stream.offset + stream.length, 256):
+        arena.memory[arena.origins[5] + position] ^= 1
+        if needed[position]:
+            with pytest.raises(CorruptBlock, match="of its block") as caught:
+                read_column(field, gather(parts), copy=True, allocate=allocate)
+            assert caught.value.rows[0] in (2, 3)
+        else:
+            read_column(field, gather(parts), copy=True, allocate=allocate)
+        arena.memory[arena.origins[5] + position] ^= 1
 
 
 def test_of_one_block_there_is_a_view() -> None:

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tqclient.arrays import distinct
 from tqclient.codec.checksum import Checksums
+from tqclient.codec.clips import ends_of
 from tqclient.codec.directory import SHARED, NodePlan, StreamSize
 from tqclient.codec.kinds.base import Column, Encoder, stream_size
 from tqclient.codec.kinds.dense import DenseColumn
@@ -179,8 +181,6 @@ def _distinct(group: Group) -> tuple[Group, NDArray[np.int64]]:
         return group, np.arange(len(group.rows))
     rows = group.node.picks(group.rows)
     # Rows that share a value may still want different ranges of it.
-    needs = [rows, *(each for clip in group.clips for each in (clip.starts, clip.stops))]
-    by_need = (np.stack(needs), 1) if group.clips else (rows, None)
-    _, first, inverse = np.unique(by_need[0], axis=by_need[1], return_index=True, return_inverse=True)
+    first, which = distinct([rows, *ends_of(group.clips)])
     clips = tuple(clip.take(first) for clip in group.clips)
-    return group._replace(node=group.node.children[0], rows=rows[first], clips=clips), inverse.reshape(-1)
+    return group._replace(node=group.node.children[0], rows=rows[first], clips=clips), which
