@@ -313,7 +313,7 @@ class _Copy:
             runs = slice(low, high)
             if located is not None:
                 source, places = located
-                _move(source, places[runs], target, at[runs], sizes[runs])
+                move(source, places[runs], target, at[runs], sizes[runs])
             else:
                 for start, size, place in zip(
                     begin[runs].tolist(), sizes[runs].tolist(), at[runs].tolist(), strict=True
@@ -338,7 +338,7 @@ class _Copy:
             self._load(units[base : base + slots], scratch)
             low, high = np.searchsorted(slot, (base, base + slots))
             inside = (slot[low:high] - base) * stream.unit + begin[low:high] % stream.unit
-            _move(scratch, inside, self._target, at[low:high], (end - begin)[low:high])
+            move(scratch, inside, self._target, at[low:high], (end - begin)[low:high])
 
     def _load(self, units: NDArray[np.int64], scratch: NDArray[np.uint8]) -> None:
         stream = self._stream
@@ -366,14 +366,14 @@ def _split(
     return cut, np.minimum(starts + unit, np.repeat(end, counts)), np.repeat(at, counts) + cut - spans
 
 
-def _move(
+def move(
     source: NDArray[np.uint8],
     begin: NDArray[np.int64],
     target: NDArray[np.uint8],
     at: NDArray[np.int64],
     sizes: NDArray[np.int64],
 ) -> None:
-    """target[at[i] : at[i] + sizes[i]] = source[begin[i] : begin[i] + sizes[i]] for each i."""
+    """target[at[i] : at[i] + sizes[i]] = source[begin[i] : begin[i] + sizes[i]] for each i, of which there is one."""
     size = int(sizes[0])
     low, high = int(begin.min()), int(begin.max()) + size
     if (sizes == size).all() and (np.diff(at) == size).all() and not ((begin - low) % size).any():

@@ -24,7 +24,7 @@ from tqclient.codec.kinds.ragged import RaggedColumn
 from tqclient.codec.kinds.record import ListColumn
 from tqclient.codec.kinds.struct import StructColumn
 from tqclient.codec.parallel import Later
-from tqclient.codec.streams import Allocate, Group, Reading
+from tqclient.codec.streams import Allocate, Group, Reading, move
 from tqclient.errors import CorruptBlock
 from tqclient.schema import Form
 
@@ -136,9 +136,8 @@ def _gather(
     starts = np.concatenate(([0], stops[:-1]))[rows] if len(stops) else stops[rows]
     sizes = stops[rows] - starts
     target = allocate(int(sizes.sum()))
-    places = np.cumsum(sizes) - sizes
-    for start, place, size in zip(starts.tolist(), places.tolist(), sizes.tolist(), strict=True):
-        np.copyto(target[place : place + size], data[start : start + size])
+    if target.size:
+        move(data, starts, target, np.cumsum(sizes) - sizes, sizes)
     return target
 
 
