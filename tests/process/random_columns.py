@@ -21,7 +21,7 @@ class Kind:
 
     Attributes:
         name: of one of `LEAVES`, or "struct".
-        longest: rows are at most so long.
+        longest: rows have fewer items than this.
         width: of a row's second dimension.
         dtype: of its elements.
         children: of a struct.
@@ -65,7 +65,7 @@ def _ragged(rng: np.random.Generator, rows: int, kind: Kind) -> Any:
 
 
 def _wide(rng: np.random.Generator, rows: int, kind: Kind) -> Any:
-    sizes = [(int(rng.integers(0, kind.longest // 3)), kind.width) for _ in range(rows)]
+    sizes = [(int(rng.integers(0, 1 + kind.longest // kind.width)), kind.width) for _ in range(rows)]
     return [torch.from_numpy(rng.integers(0, 99, size)).to(kind.dtype) for size in sizes]
 
 
