@@ -138,6 +138,13 @@ def test_a_child_of_a_shared_struct_has_a_row_for_each_row_of_the_block() -> Non
     assert [row["y"] for row in column.list()] == ["b", "a", "b", "b"]
 
 
+def test_a_child_of_a_shared_struct_in_another_has_a_row_for_each_row_of_the_block() -> None:
+    inner = {"y": [torch.arange(length) for length in (1, 2, 3)]}
+    block = encode({"s": Shared({"x": Shared(inner, [2, 0, 1, 2])}, [3, 1, 1, 0, 2])})
+    assert block.layout.lengths("s.x.y", np.arange(5)).tolist() == [3, 1, 1, 3, 2]
+    assert [len(row) for row in block.read("s.x.y").list()] == [3, 1, 1, 3, 2]
+
+
 def test_few_bytes_are_asked_for() -> None:
     """Rows of 1 MB have units of 16 KiB: a range of 300,000 bytes lies in at most 20 of them."""
     block = encode({"x": [torch.zeros(1000, 1000, dtype=torch.uint8) for _ in range(3)]})

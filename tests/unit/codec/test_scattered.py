@@ -199,6 +199,25 @@ def test_rows_that_have_no_length_have_none_in_a_family() -> None:
             layout.lengths(field, np.array([0]))
     with pytest.raises(InvalidArgument, match="no field 'y'"):
         layout.lengths("y", np.array([0]))
+    strided = torch.nested.as_nested_tensor([torch.zeros(2, 3), torch.zeros(1, 4)], layout=torch.strided)
+    varying = Layout.parse_many([encode({"x": strided}).directory] * COUNT)[0]
+    assert varying is not None
+    with pytest.raises(InvalidArgument, match="its rows have no length"):
+        varying.lengths("x", np.array([0]))
+
+
+def test_rows_of_a_family_that_share_a_value_may_want_different_ranges_of_it() -> None:
+    """Rows 0 and 1, 6 and 7, 10 and 11 have an image in common."""
+    ends = {0: [(5, 9), (0, 3), (0, 1)], 2: [(1, 2), (2, 4), (7, 7)], 3: [(1, 2), (3, 8), (0, 0)]}
+    parts = []
+    for block, wanted in ends.items():
+        (part,) = ARENAS[3].parts([block])
+        starts, stops = np.array(wanted).T
+        parts.append(replace(part, clips=(Clip(part.layout.column("image").inner, starts, stops, uniform=False),)))
+    (gathered,) = gather(ARENAS[3].only(parts, ["image"]))
+    found = read_column("image", [gathered], copy=True, allocate=allocate).list()
+    wanted_rows = [(3 * block + row, pair) for block, pairs in ends.items() for row, pair in enumerate(pairs)]
+    assert identical([value_of(number, "image")[start:stop] for number, (start, stop) in wanted_rows], found)
 
 
 def test_one_range_of_all_rows_leaves_a_dense_column_dense() -> None:
