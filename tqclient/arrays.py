@@ -23,7 +23,7 @@ def begins(values: NDArray[Any]) -> NDArray[np.bool_]:
     return np.concatenate((np.ones(min(len(values), 1), np.bool_), values[1:] != values[:-1]))
 
 
-def distinct(columns: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def told_apart(columns: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Tells rows of a table apart, of which each column is given, int64 [rows].
 
     Returns:

@@ -70,7 +70,7 @@ def _wide(rng: np.random.Generator, rows: int, kind: Kind) -> Any:
 
 
 def _nested(rng: np.random.Generator, rows: int, kind: Kind) -> Any:
-    return torch.nested.nested_tensor(list(_ragged(rng, rows, kind)), layout=torch.jagged)
+    return torch.nested.nested_tensor(_ragged(rng, rows, kind), layout=torch.jagged)
 
 
 def _dense(rng: np.random.Generator, rows: int, kind: Kind) -> Any:

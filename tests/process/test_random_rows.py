@@ -31,9 +31,8 @@ class History:
         self.clients = clients
         self.seed = seed
         self.name = f"random/{seed}"
-        self.part = self.client().create_partition(
-            self.name, consumers=["c"], replicas=choose.choice([1, 1, 2]), max_attempts=1000
-        )
+        replicas = choose.choice([1, 1, 2])
+        self.client().create_partition(self.name, consumers=["c"], replicas=replicas, max_attempts=1000)
         self.fields = {f"f{index}": Kind(choose) for index in range(choose.randint(1, 4))}
         self.late = {f"late.{index}": Kind(choose) for index in range(choose.randint(0, 2))}
         self.rows: dict[int, dict[str, Any]] = {}

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tqclient.arrays import begins, bounds, spread
+from tqclient.arrays import begins, bounds, spread, told_apart
 
 
 @given(st.lists(st.tuples(st.integers(-5, 2**40), st.integers(0, 4))), st.integers(1, 8))
@@ -22,6 +22,15 @@ def test_bounds_are_the_sums_of_what_lies_before(rows: list[list[int]], dtype: s
     assert bounds(np.array(rows[0], dtype)).tolist() == expected[0]
     assert bounds(np.array(rows, dtype)).dtype == np.int64
     assert bounds(np.array([], dtype)).tolist() == [0]
+
+
+@given(st.lists(st.lists(st.integers(-2, 2), min_size=2, max_size=2)), st.integers(1, 2))
+def test_rows_of_a_table_are_told_apart(rows: list[list[int]], columns: int) -> None:
+    kept = [tuple(row[:columns]) for row in rows]
+    first, which = told_apart(list(np.array(kept, np.int64).reshape(-1, columns).T))
+    kinds = sorted(set(kept))
+    assert [kinds[kind] for kind in which.tolist()] == kept
+    assert first.tolist() == [kept.index(kind) for kind in kinds]
 
 
 @given(st.lists(st.integers(0, 2)))

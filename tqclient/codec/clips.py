@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient.codec.directory import DENSE, RAGGED, SHARED, Node
+from tqclient.codec.directory import DENSE, RAGGED, SHARED, Node, Stream
 from tqclient.errors import InvalidArgument
 from tqclient.schema import Form
+
+RowCounts = Callable[[Stream, NDArray[np.int64]], NDArray[np.int64]]
+"""A stream, and rows of it → the items of each, int64 [rows]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +93,34 @@ def spans(
     return starts + clip.starts * clip.item_bytes, starts + clip.stops * clip.item_bytes
 
 
-def row_lengths(node: Node, rows: NDArray[np.int64], path: str) -> NDArray[np.int64]:
+def clips_on(clips: Sequence[Clip], columns: Iterable[Node], others: Iterable[Node]) -> tuple[Clip, ...]:
+    """Returns clips of columns, or of columns within them, as those of others, which differ in numbers alone."""
+    if not clips:
+        return ()
+    before = [each for column in columns for each in column.preorder()]
+    after = [each for column in others for each in column.preorder()]
+    by_column = {id(column): other for column, other in zip(before, after, strict=True)}
+    return tuple([replace(clip, node=by_column[id(clip.node)]) for clip in clips])
+
+
+def row_lengths(
+    node: Node, rows: NDArray[np.int64], path: str, row_counts: RowCounts = Stream.row_counts
+) -> NDArray[np.int64]:
     """Leading dimension of rows of a column, int64 [rows].
+
+    Args:
+        node: the column.
+        rows: int64, of its block.
+        path: of the column, for errors.
+        row_counts: tells how many items rows of a stream have.
 
     Raises:
         InvalidArgument: its rows have none, or each may vary in every dimension.
     """
     if node.kind == SHARED:
-        return row_lengths(node.children[0], node.picks(rows), path)
+        return row_lengths(node.children[0], row_counts(node.streams[0], rows), path, row_counts)
     if node.kind == RAGGED and len(node.streams) == 1:
-        return node.streams[0].row_counts(rows)
+        return row_counts(node.streams[0], rows)
     if node.kind == DENSE and node.form.shape:
         return np.full(len(rows), node.form.shape[0], np.int64)
     raise InvalidArgument(f"field {path!r} is {node.form}: its rows have no length")

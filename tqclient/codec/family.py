@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from tqclient import limits
 from tqclient.arrays import bounds, spread
 from tqclient.codec.checksum import UNIT_MAX, UNIT_MIN, Numbers, unit_count, whole_units
-from tqclient.codec.clips import Clip, clip_of, row_lengths
-from tqclient.codec.directory import COUNT_WIDTHS, COUNTS_AT, RAGGED, SHARED, SIZE_AT, Node, Stream, parse
+from tqclient.codec.clips import Clip, clip_of
+from tqclient.codec.directory import COUNT_WIDTHS, COUNTS_AT, SHARED, SIZE_AT, Node, Stream, parse
 from tqclient.codec.header import HEADER_BYTES, aligned
 from tqclient.codec.scattered import Picks, Scattered, Streams
 from tqclient.errors import CorruptBlock, UnsupportedVersion
@@ -133,26 +133,26 @@ class Family:
             ends = self.streams[stream.entry].bounds(np.arange(len(self.sizes)), stream)
             yield stream.entry, np.take_along_axis(ends, rows, axis=1), np.take_along_axis(ends, rows + 1, axis=1)
         if column.kind == SHARED:
-            rows = np.take_along_axis(self._index(column), rows, axis=1).astype(np.int64)
+            rows = np.take_along_axis(self._counts(column.streams[0]), rows, axis=1).astype(np.int64)
         for child in column.children:
             yield from self._spans(child, rows)
 
-    def _index(self, column: Node) -> NDArray[Any]:
-        """Which value each row of each block has, of a shared column: unsigned [blocks, rows]."""
-        index = self.streams[column.streams[0].entry].counts
-        assert index is not None
-        return index
-
-    def row_lengths(self, column: Node, block: int, rows: Numbers, path: str) -> Numbers:
-        """Returns what `clips.row_lengths` does of rows of a block; `column`: one of `fields`, or of those below."""
-        if column.kind == SHARED:
-            return self.row_lengths(column.children[0], block, self._index(column)[block, rows], path)
-        if column.kind != RAGGED or len(column.streams) > 1:
-            return row_lengths(column, rows, path)
-        counts = self.streams[column.streams[0].entry].counts
+    def _counts(self, stream: Stream) -> NDArray[Any]:
+        """The counts of a stream whose rows have some, unsigned [blocks, rows]: of a shared column, its index."""
+        counts = self.streams[stream.entry].counts
         assert counts is not None
-        lengths: Numbers = counts[block, rows].astype(np.int64)
-        return lengths
+        return counts
+
+    def row_counts(self, block: int, stream: Stream, rows: Numbers) -> Numbers:
+        """Returns how many items rows of a block have in a stream, int64 [rows].
+
+        Args:
+            block: which.
+            stream: the first block's; its rows have counts.
+            rows: int64.
+        """
+        counts: Numbers = self._counts(stream)[block, rows].astype(np.int64)
+        return counts
 
     def scattered(self, column: Node, picks: Picks, memory: NDArray[np.uint8], clips: Sequence[Clip] = ()) -> Node:
         """Returns some rows of some blocks of a column as if they were those of one block.
@@ -164,7 +164,7 @@ class Family:
             clips: of the column, or of columns within it, of which less than whole rows are wanted.
         """
         if column.kind == SHARED:
-            picks, first, which = picks.shared(self._index(column), clips)
+            picks, first, which = picks.shared(self._counts(column.streams[0]), clips)
             clips = [clip.take(first) for clip in clips]
             own: list[Stream] = [replace(column.streams[0], rows=len(which), counts=which, _bounds=None)]
         else:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.codec import directory as _directory
 from tqclient.codec.checksum import whole_units
-from tqclient.codec.clips import Clip, row_lengths, spans
+from tqclient.codec.clips import Clip, clips_on, row_lengths, spans
 from tqclient.codec.family import FAMILY_MIN, ROWS_MAX, Family, families
 from tqclient.codec.header import ALIGN, Header
 from tqclient.errors import CorruptBlock, InvalidArgument
@@ -140,10 +140,7 @@ class Layout:
         """Clips of `column` as those of `node`, by which a block is read that is read by itself."""
         if self.family is None or not clips:
             return tuple(clips)
-        own = itertools.chain.from_iterable(node.preorder() for node in self._own.values())
-        theirs = itertools.chain.from_iterable(node.preorder() for node in self._fields.values())
-        by_column = {id(column): node for column, node in zip(theirs, own, strict=True)}
-        return tuple([replace(clip, node=by_column[id(clip.node)]) for clip in clips])
+        return clips_on(clips, self._fields.values(), self._own.values())
 
     def lengths(self, field: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Leading dimension of rows of a field, or of a child of a struct, int64 [rows].
@@ -154,7 +151,7 @@ class Layout:
         if self.family is None:
             return row_lengths(self.node(field), rows, field)
         family, block = self.family
-        return family.row_lengths(self.column(field), block, rows, field)
+        return row_lengths(self.column(field), rows, field, partial(family.row_counts, block))
 
     @property
     def payload(self) -> NDArray[np.uint64]:
@@ -203,10 +200,10 @@ class Layout:
         Raises:
             InvalidArgument: the column is not ragged.
         """
-        node = self.node(field)
-        if node.form.kind != "ragged":
-            raise InvalidArgument(f"field {field!r} is {node.form}: its rows have no length of their own")
-        return row_lengths(node, np.arange(self.rows), field)
+        form = self.form(field)
+        if form.kind != "ragged":
+            raise InvalidArgument(f"field {field!r} is {form}: its rows have no length of their own")
+        return self.lengths(field, np.arange(self.rows))
 
     def ranges(
         self, field: str, rows: NDArray[np.int64] | None = None, clips: Sequence[Clip] = ()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient.codec.clips import Clip, join_clips
+from tqclient.codec.clips import Clip, clips_on, join_clips
 from tqclient.codec.directory import DENSE, RAGGED, SHARED, STRUCT
 from tqclient.codec.family import Family
 from tqclient.codec.kinds import dense, ragged, record, shared, struct
@@ -81,8 +81,7 @@ class Gathered(NamedTuple):
         else:
             column = find(part.layout.family[0].fields, field)
             node = part.layout.family[0].scattered(column, self.picks, part.memory, self.clips)
-            made = {id(before): after for before, after in zip(column.preorder(), node.preorder(), strict=True)}
-            clips = tuple([replace(clip, node=made[id(clip.node)]) for clip in self.clips])
+            clips = clips_on(self.clips, [column], [node])
         return Group(node, part.fetch, self.rows, self.at, part.owned_bytes, part.locate, clips, self.place)
 
 

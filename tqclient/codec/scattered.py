@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient.arrays import begins, bounds, distinct, spread
+from tqclient.arrays import begins, bounds, spread, told_apart
 from tqclient.codec.checksum import Numbers, unit_count, unit_digests, whole_units
 from tqclient.codec.clips import Clip, ends_of
 from tqclient.codec.directory import Stream
@@ -96,7 +96,7 @@ class Picks(NamedTuple):
         """
         blocks, rows = self.rows()
         numbers = index[blocks, rows].astype(np.int64)
-        first, which = distinct([blocks, numbers, *ends_of(clips)])
+        first, which = told_apart([blocks, numbers, *ends_of(clips)])
         origins = np.repeat(self.origins, self.counts)
         picks = Picks.of_rows(blocks[first], numbers[first], origins[first], np.arange(first.size))
         return picks, first, which

@@ -373,7 +373,7 @@ def move(
     at: NDArray[np.int64],
     sizes: NDArray[np.int64],
 ) -> None:
-    """target[at[i] : at[i] + sizes[i]] = source[begin[i] : begin[i] + sizes[i]] for each i, of which there is one."""
+    """target[at[i] : at[i] + sizes[i]] = source[begin[i] : begin[i] + sizes[i]] for each i; there is at least one."""
     size = int(sizes[0])
     low, high = int(begin.min()), int(begin.max()) + size
     if (sizes == size).all() and (np.diff(at) == size).all() and not ((begin - low) % size).any():

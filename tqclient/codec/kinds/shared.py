@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient.arrays import distinct
+from tqclient.arrays import bounds, told_apart
 from tqclient.codec.checksum import Checksums
 from tqclient.codec.clips import ends_of
 from tqclient.codec.directory import SHARED, NodePlan, StreamSize
@@ -119,25 +119,24 @@ class SharedColumn(Column):
 def _take(column: Column, rows: NDArray[np.int64], allocate: Allocate) -> Column:
     """Rows of a column, repeats allowed, each in memory of its own."""
     if isinstance(column, DenseColumn):
-        stops = np.arange(1, column.rows + 1) * (column.data.size // max(1, column.rows))
-        data = _gather(column.data, stops, rows, allocate)
+        ends = np.arange(column.rows + 1) * (column.data.size // max(1, column.rows))
+        data = _gather(column.data, ends, rows, allocate)
         return DenseColumn(column.form, data, len(rows), is_view=False)
     if isinstance(column, RaggedColumn):
-        stops = np.cumsum(column.counts * column.item_bytes)
-        return column.taken(rows, _gather(column.data, stops, rows, allocate))
+        return column.taken(rows, _gather(column.data, column.offsets() * column.item_bytes, rows, allocate))
     values = column.list()
     return ListColumn([values[row] for row in rows.tolist()], column.is_view)
 
 
 def _gather(
-    data: NDArray[np.uint8], stops: NDArray[np.int64], rows: NDArray[np.int64], allocate: Allocate
+    data: NDArray[np.uint8], ends: NDArray[np.int64], rows: NDArray[np.int64], allocate: Allocate
 ) -> NDArray[np.uint8]:
-    """Joins rows that lie back to back in `data`, row i up to `stops[i]`."""
-    starts = np.concatenate(([0], stops[:-1]))[rows] if len(stops) else stops[rows]
-    sizes = stops[rows] - starts
-    target = allocate(int(sizes.sum()))
+    """Joins rows that lie back to back in `data`, row i from `ends[i]` to `ends[i + 1]`."""
+    sizes = ends[rows + 1] - ends[rows]
+    places = bounds(sizes)
+    target = allocate(int(places[-1]))
     if target.size:
-        move(data, starts, target, np.cumsum(sizes) - sizes, sizes)
+        move(data, ends[rows], target, places[:-1], sizes)
     return target
 
 
@@ -180,6 +179,6 @@ def _distinct(group: Group) -> tuple[Group, NDArray[np.int64]]:
         return group, np.arange(len(group.rows))
     rows = group.node.picks(group.rows)
     # Rows that share a value may still want different ranges of it.
-    first, which = distinct([rows, *ends_of(group.clips)])
+    first, which = told_apart([rows, *ends_of(group.clips)])
     clips = tuple(clip.take(first) for clip in group.clips)
     return group._replace(node=group.node.children[0], rows=rows[first], clips=clips), which
