@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
@@ -54,6 +55,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     profile = settings.get_current_profile_name()
     return f"seed: {config.option.seed} (repeat with --seed); hypothesis profile: {profile}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _torch_warns_each_time() -> None:
+    """Not once in a process, where whether a test fails would hang on which ran first."""
+    torch.set_warn_always(True)
 
 
 @pytest.hookimpl(wrapper=True)

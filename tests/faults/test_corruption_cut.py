@@ -195,7 +195,6 @@ def test_a_text_that_is_none_names_its_row() -> None:
     assert read_behind(texts, octets, claims_texts, [1, 0]) == (3,)
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_shape_that_does_not_fit_names_its_row() -> None:
     values = {"x": torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(3, 2)])}
     honest, hostile = encode(values), encode(values)

@@ -260,7 +260,6 @@ def test_lengths_are_sent_as_narrow_as_the_controller_reads_them(
     assert [(each.width, len(each.lengths)) for each in request.lengths] == [(width, 2 * (width or 4))]
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 def test_rows_that_vary_in_each_dimension_are_as_long_as_their_first(service: FakeService, ref: PartitionRef) -> None:
     values = {"x": torch.nested.nested_tensor([torch.zeros(2, 7), torch.zeros(5, 1)])}
     assert lengths_of(service, ref, values) == {"x": [2, 5]}

@@ -134,7 +134,6 @@ def test_rows_of_one_refused_kind() -> None:
         measure({"x": [quantised] * 2})
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 def test_nested_tensors_among_rows_make_it_a_list() -> None:
     nested = torch.nested.nested_tensor([A[:2], A[:1]], layout=torch.strided)
     for rows in ([A, nested], [nested, A], [nested, nested]):

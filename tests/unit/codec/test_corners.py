@@ -15,8 +15,6 @@ from tests.unit.codec.values import identical
 from tqclient.codec import NESTING_MAX, dtypes, dumps, loads, measure
 from tqclient.errors import UnsupportedValue
 
-# torch warns once that strided NestedTensors are a prototype.
-pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 LEAVES = [2**70, np.float32(1.5), dt.date(2026, 1, 2), torch.arange(3), np.arange(3), "text", 1j]
 
 

@@ -103,7 +103,7 @@ def test_corners(value: Any) -> None:
     assert identical(value, loads(dumps(value)))
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_types_that_torch_itself_warns_of() -> None:
     half = torch.zeros(3, 2, dtype=torch.int16).view(torch.complex32)
     flat = torch.nested.nested_tensor([torch.ones(2), torch.ones(0), torch.ones(5)])

@@ -62,7 +62,6 @@ def test_the_value_has_the_form_of_the_values(values: Any, kind: type) -> None:
     assert same_rows(column, column).all()
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_values_whose_rows_vary_in_every_dimension() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(4, 5), torch.ones(0, 1)])
     column = encode({"x": Shared(nested, INDEX)}).read("x")
