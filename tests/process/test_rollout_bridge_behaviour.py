@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -319,8 +318,10 @@ def test_a_schedule_costs_next_to_nothing(client: tq.Client) -> None:
         train(bridge, rollout_id, dp_size)
         return time.perf_counter() - start
 
-    ratios = []
-    for rollout_id in range(23):  # interleaved, the first ones to warm up
-        plain = seconds(bridges[0], rollout_id, batch)
-        ratios.append(seconds(bridges[1], rollout_id, {**batch, **schedule}) / plain)
-    assert statistics.median(ratios[3:]) <= 1.2
+    rounds = range(23)  # interleaved; of each the best, which what else the machine does cannot make better
+    pairs = [
+        (seconds(bridges[0], rollout_id, batch), seconds(bridges[1], rollout_id, {**batch, **schedule}))
+        for rollout_id in rounds
+    ]
+    plain, scheduled = map(min, zip(*pairs, strict=True))
+    assert scheduled <= 1.2 * plain
