@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
+from tqclient.errors import TQError
 from tqclient.lane import Method
 from tqclient.operations.effects import CONTROLLER, Call, Effect, Operation, Work
 from tqclient.wire.status import from_rpc_error
@@ -20,7 +21,11 @@ class Stubs(Protocol):
     """Gives the stub of a daemon."""
 
     def stub(self, target: str) -> Any:
-        """Returns the stub of a `Call.target`; its methods block, or are awaitable, as the driver needs it."""
+        """Returns the stub of a `Call.target`; its methods block, or are awaitable, as the driver needs it.
+
+        Raises:
+            InvalidArgument: the client is closed.
+        """
         ...
 
 
@@ -43,7 +48,7 @@ def run_sync(operation: Operation[T], stubs: Stubs) -> T:
             try:
                 reply = _perform(effect, stubs)
             except BaseException as error:
-                failure = _translate(error, effect)
+                failure = _translate(error, effect, stubs)
             effect = operation.send(reply) if failure is None else operation.throw(failure)
     except StopIteration as end:
         result: T = end.value
@@ -72,7 +77,7 @@ async def run_async(operation: Operation[T], stubs: Stubs) -> T:
             try:
                 reply = await _perform_async(effect, stubs)
             except BaseException as error:
-                failure = _translate(error, effect)
+                failure = _translate(error, effect, stubs)
             effect = operation.send(reply) if failure is None else operation.throw(failure)
     except StopIteration as end:
         result: T = end.value
@@ -115,8 +120,14 @@ async def _in_thread(effect: Work) -> Any:
         raise
 
 
-def _translate(error: BaseException, effect: Effect) -> BaseException:
-    if isinstance(effect, Call) and isinstance(error, grpc.RpcError):
+def _translate(error: BaseException, effect: Effect, stubs: Stubs) -> BaseException:
+    if not isinstance(effect, Call) or isinstance(error, TQError) or not isinstance(error, Exception):
+        return error
+    if isinstance(error, grpc.RpcError):
         peer = "controller" if effect.target == CONTROLLER else f"storage node {effect.target}"
         return from_rpc_error(error, peer=f"{peer}: {effect.method}")
+    try:
+        stubs.stub(effect.target)
+    except TQError as closed:  # by another thread, between the stub was taken and called; grpc has its own words for it
+        return closed
     return error

@@ -19,7 +19,7 @@ from cryptography.x509.oid import NameOID
 
 from tqclient.channel import TLS, Access, Channels
 from tqclient.driver import run_async, run_sync
-from tqclient.errors import Unavailable
+from tqclient.errors import InvalidArgument, Unavailable
 from tqclient.operations.effects import CONTROLLER, Call, Operation
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import controller_pb2_grpc, storage_pb2, storage_pb2_grpc
@@ -129,3 +129,39 @@ def test_plain_text_does_not_reach_a_server_that_speaks_tls(access: Access, serv
     assert service.tokens == []
     for channel in channels.take_all():
         channel.close()
+
+
+class ClosesMeanwhile(Channels):
+    """Another thread closes the client when a stub was taken and not yet called."""
+
+    def stub(self, target: str) -> Any:
+        stub = super().stub(target)
+        self.taken = self.take_all()
+        return stub
+
+
+def test_a_call_whose_channel_is_closed_under_it_says_that_the_client_is_closed() -> None:
+    call = Call(CONTROLLER, "DescribeCluster", pb.DescribeClusterRequest(), 5.0)
+
+    def operation() -> Operation[Any]:
+        return (yield call)
+
+    access = Access("127.0.0.1:1", None, TLS())
+
+    class Blocking(ClosesMeanwhile):
+        def take_all(self) -> list[Any]:
+            channels = super().take_all()
+            for channel in channels:
+                channel.close()
+            return channels
+
+    with pytest.raises(InvalidArgument, match=r"^this client is closed; call tq\.connect\(\) again$"):
+        run_sync(operation(), Blocking(access.address, access.channel))
+
+    async def close_under_it() -> None:
+        channel = access.aio_channel("127.0.0.1:1")
+        await channel.close()
+        await run_async(operation(), ClosesMeanwhile(access.address, lambda _: channel))
+
+    with pytest.raises(InvalidArgument, match=r"^this client is closed; call tq\.connect\(\) again$"):
+        asyncio.run(close_under_it())
