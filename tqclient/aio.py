@@ -7,7 +7,7 @@
             ...
 
 Waiting calls wait on the event loop; memory copies run in its default executor. Arguments, results and errors are those
-of the blocking classes; their docstrings hold here. One thread per client, as there, sends the heartbeat.
+of the blocking classes; their docstrings hold here. Two threads per client, as there, keep the session and clean up.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ async def _connect(
     except BaseException:
         await client.close()
         raise
-    connection.heartbeat.start()
+    connection.start()
     return client
 
 

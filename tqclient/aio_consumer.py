@@ -65,7 +65,7 @@ class Batch(BatchData):
         try:
             await self.release()
         except TQError as failure:
-            # The block's own exception matters more; the samples come back by the heartbeat, or when the lease ends.
+            # The block's own exception matters more; the samples come back by the chores, or when the lease ends.
             if hasattr(error, "add_note"):
                 error.add_note(f"the batch could not be released at once: {failure}")
 

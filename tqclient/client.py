@@ -24,7 +24,7 @@ from tqclient.operations.effects import Operation
 from tqclient.operations.sessions import close_session
 from tqclient.partition import Partition
 from tqclient.policy import Policy, SamplesPerInsert
-from tqclient.session import Heartbeat
+from tqclient.session import Chores, Heartbeat
 from tqclient.state import ClientState
 from tqclient.transport import BufferPool, NodeTransport, check_name, open_transport
 from tqclient.wire.v1 import controller_pb2
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Connection:
-    """What a blocking and an asyncio client have in common: state, blocking channels, the heartbeat.
+    """What a blocking and an asyncio client have in common: state, blocking channels, the threads behind it.
 
     Args:
         address: `host:port` of the controller; None takes TQ_CONTROLLER.
@@ -75,17 +75,23 @@ class Connection:
 
         self.state = ClientState(address, timeout, open_path, buffer)
         self.state.deadline(None)  # refuses a timeout that is no number of seconds
-        self.heartbeat = Heartbeat(self.state, channels)
+        self.threads = Heartbeat(self.state, channels), Chores(self.state, channels)
+
+    def start(self) -> None:
+        """Starts the threads that keep the session and clean up behind it."""
+        for thread in self.threads:
+            thread.start()
 
     def run(self, operation: Operation[T]) -> T:
         """Runs an operation in this thread."""
         return run_sync(operation, self.channels)
 
     def close(self) -> None:
-        """Ends the session, the heartbeat, the transports and the channels. Repeatable; without effect after a fork."""
+        """Ends the session, the threads, the transports and the channels. Repeatable; without effect after a fork."""
         if self.state.forked or not self.state.mark_closed():
             return
-        self.heartbeat.join(limits.BACKOFF_MAX)
+        for thread in self.threads:
+            thread.join(limits.BACKOFF_MAX)
         self.state.run_forgotten()
         try:
             self.run(close_session(self.state))
@@ -130,7 +136,7 @@ def connect(
     except BaseException:
         connection.close()
         raise
-    connection.heartbeat.start()
+    connection.start()
     return Client(connection)
 
 

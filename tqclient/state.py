@@ -1,4 +1,4 @@
-"""What one client knows and holds; shared by its threads, its heartbeat and its operations. Nothing in it blocks."""
+"""What one client knows and holds; shared by its threads, those behind it and its operations. Nothing in it blocks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Final
 from tqclient.counters import Counters
 from tqclient.directories import DirectoryCache
 from tqclient.errors import InvalidArgument, TQError
+from tqclient.numbering import Numbering
 from tqclient.operations.effects import CLOSED, Backoff, Deadline
 from tqclient.paths import Paths
 from tqclient.placement import Placement
-from tqclient.windows import WindowPool
+from tqclient.windows import Cut, WindowPool
 from tqclient.wire.v1 import common_pb2, controller_pb2
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class LostClaim:
-    """A claim that nobody in this client holds any more: the heartbeat gives it back.
+    """A claim that nobody in this client holds any more: the chores give it back.
 
     Attributes:
         session: under which it was, or may have been, granted.
@@ -70,7 +71,7 @@ class LostClaim:
 
 @dataclass(slots=True)
 class LostPermit:
-    """A permit that nobody in this client holds any more: the heartbeat gives it back.
+    """A permit that nobody in this client holds any more: the chores give it back.
 
     Attributes:
         session: under which it was, or may have been, granted.
@@ -85,31 +86,21 @@ class LostPermit:
     request: controller_pb2.AcquirePermitRequest | None = None
 
 
-class Requests:
-    """Numbers the mutations of one client, and knows which have their answer."""
+@dataclass(frozen=True, slots=True)
+class LostPut:
+    """A put whose outcome nobody waits for any more: the chores learn it, and book its room.
 
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # the finalizer of a batch may run inside any holder
-        self._next = 1
-        self._open: set[int] = set()
+    Attributes:
+        session: under which it was, or may have been, committed.
+        partition_id: that the samples belong to.
+        request: number of its commit.
+        cuts: where its bytes lie.
+    """
 
-    def take(self) -> int:
-        """Returns the number of a new request."""
-        with self._lock:
-            number = self._next
-            self._next += 1
-            self._open.add(number)
-            return number
-
-    def settle(self, number: int) -> None:
-        """Says that the request is not repeated any more. Repeatable."""
-        with self._lock:
-            self._open.discard(number)
-
-    def settled_below(self) -> int:
-        """Returns the lowest number that may still be repeated."""
-        with self._lock:
-            return min(tuple(self._open), default=self._next)
+    session: int
+    partition_id: int
+    request: int
+    cuts: list[Cut]
 
 
 class ClientState:
@@ -141,17 +132,21 @@ class ClientState:
         self.clock = clock
         self.rng = rng or random.Random()
         self.client_id = secrets.token_bytes(16)
-        self.requests = Requests()
+        self.requests = Numbering()
+        self.tickets = Numbering()  # of reservations
         self.windows = WindowPool(clock)
         self.paths = Paths(clock)
         self.directories = DirectoryCache()
         self.counters = Counters()
         self.opening = threading.Lock()
-        self.wake = threading.Event()
+        self.hurry = threading.Event()  # wakes the heartbeat
+        self.wake = threading.Event()  # wakes the chores
         self.lost_claims: deque[LostClaim] = deque()
         self.lost_permits: deque[LostPermit] = deque()
+        self.lost_puts: deque[LostPut] = deque()
         self.forgotten: deque[Callable[[], None]] = deque()  # what finalizers leave to be done: it takes locks
         self.producing: dict[int, int] = {}  # partition → registrations as its producer
+        self.retracting: set[int] = set()  # partitions whose registration is to end
         self.produced_in: dict[int, int] = {}  # partition → session that is registered
         self._pid = os.getpid()
         self._lock = threading.RLock()  # the finalizer of a batch may run inside any holder
@@ -164,6 +159,7 @@ class ClientState:
         self._pin_numbers = itertools.count(1)
         self.epoch = 0
         self.topology_version = 0
+        self.paths_due = False  # there are other nodes than before
         self.lease_ms = 0
 
     def deadline(self, timeout: float | None, *, waits: bool = False) -> Deadline:
@@ -199,6 +195,7 @@ class ClientState:
         """Refuses every later call; returns False when that was so already."""
         with self._lock:
             first, self._closed = not self._closed, True
+        self.hurry.set()
         self.wake.set()
         return first
 
@@ -225,6 +222,7 @@ class ClientState:
             self.lease_ms = reply.lease_ms
             self._dropped_pins.clear()
         self.nodes_changed(list(reply.nodes), self.topology_version)
+        self.hurry.set()
         self.wake.set()
         return session
 
@@ -238,13 +236,18 @@ class ClientState:
                 self._session = None
         self.paths.session_ended(session.session)
         if self.windows.forget(session.session):
-            self.wake.set()  # the heartbeat closes what only this client knows to be safe
+            self.wake.set()  # the chores close what only this client knows to be safe
+
+    def put_lost(self, *lost: LostPut) -> None:
+        """Has the chores find out what became of puts."""
+        self.lost_puts.extend(lost)
+        self.wake.set()
 
     def lease_seen(self, lease_ms: int) -> None:
         """Notes a lease that this client has to renew; a shorter one hastens the heartbeat."""
         if 0 < lease_ms < self.lease_ms:
             self.lease_ms = lease_ms
-            self.wake.set()
+            self.hurry.set()
 
     def new_pin(self) -> int:
         """Returns a number for a read pin that this client never used before."""

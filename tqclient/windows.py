@@ -147,6 +147,19 @@ class Cut:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A reservation whose reply never came: what it may have been granted is closed by its ticket.
+
+    Attributes:
+        spot: where it was asked for.
+        ticket: its number.
+    """
+
+    spot: Spot
+    ticket: int
+
+
 def aligned(length: int) -> int:
     """Returns the bytes that an extent of this length takes: the next one begins on a multiple of `EXTENT_ALIGN`."""
     return -(-length // EXTENT_ALIGN) * EXTENT_ALIGN
@@ -164,7 +177,7 @@ class WindowPool:
         self._lock = threading.Lock()
         self._open: dict[Spot, list[Window]] = {}
         self._ahead: dict[Spot, int] = {}
-        self._closing: list[Window] = []
+        self._closing: list[Window | Unanswered] = []
         self._drifting: list[tuple[Cut, NodeTransport]] = []
 
     def cut(self, spot: Spot, length: int) -> Cut | None:
@@ -247,7 +260,12 @@ class WindowPool:
         """Whether there are windows to be closed now; those that puts have drifted from may follow."""
         return bool(self._closing)
 
-    def take_closing(self) -> list[Window]:
+    def unanswered(self, spot: Spot, ticket: int) -> None:
+        """Has what a reservation may have been granted closed; its reply never came."""
+        with self._lock:
+            self._closing.append(Unanswered(spot, ticket))
+
+    def take_closing(self) -> list[Window | Unanswered]:
         """Returns the windows that are done with; they are the caller's to close."""
         with self._lock:
             landed = [cut for cut, transport in self._drifting if transport.quiet]
@@ -257,7 +275,7 @@ class WindowPool:
             closing, self._closing = self._closing, []
         return closing
 
-    def return_closing(self, windows: Iterable[Window]) -> None:
+    def return_closing(self, windows: Iterable[Window | Unanswered]) -> None:
         """Takes back windows that could not be closed now."""
         with self._lock:
             self._closing.extend(windows)
@@ -275,5 +293,9 @@ class WindowPool:
                     self._retire(window)
             for spot in [spot for spot in self._ahead if spot.session == session]:
                 del self._ahead[spot]
-            self._closing = [each for each in self._closing if each.spot.session != session or each.one_sided]
-            return any(window.spot.session == session for window in self._closing)
+            self._closing = [
+                each
+                for each in self._closing
+                if isinstance(each, Unanswered) or each.spot.session != session or each.one_sided
+            ]
+            return any(each.spot.session == session for each in self._closing)

@@ -174,7 +174,8 @@ def test_a_claim_that_was_given_up_is_not_granted_by_asking_what_became_of_it(cl
         gone.result()
     assert waiting(client) == 0
     client.commit(part, 1)
-    with pytest.raises(errors.ClaimTimeout, match="never granted"):
+    request.abandoned = False
+    with pytest.raises(errors.ClaimTimeout, match="gave up"):  # a copy that was long on its way
         client.call("Claim", request)
     assert client.counts(part)["ready"] == 1
 
@@ -187,3 +188,33 @@ def test_a_claim_that_was_granted_before_it_was_given_up_is_told(client: Client)
     request.abandoned = True
     assert client.call("Claim", request).claim_id == claim.claim_id
     client.settle(claim.claim_id, pb.VERDICT_RELEASE)
+
+
+def test_a_commit_that_was_given_up_is_never_applied(client: Client) -> None:
+    """Neither one that waits for room, nor one that comes after the word that it was given up."""
+    part = client.create(capacity_samples=1)
+    ids = pack_array(client.commit(part, 1), I64)
+    request = client.commit_request(part, 1, wait_ms=10_000)
+    gone = client.stub.Commit.future(request, timeout=15)
+    time.sleep(0.3)  # it waits by now; nothing tells, and either way it must not be applied
+    late = client.commit_request(part, 1)
+    for each in (request, late):
+        asking = pb.CommitRequest(mutation=each.mutation, partition_id=part, abandoned=True)
+        with pytest.raises(errors.BackpressureTimeout, match="gave up"):
+            client.call("Commit", asking)
+    with pytest.raises(grpc.RpcError, match="gave up"):
+        gone.result()
+    client.call("Clear", pb.ClearRequest(mutation=client.mutation(), partition_id=part, ids=ids))
+    for each in (request, late):
+        with pytest.raises(errors.BackpressureTimeout, match="gave up"):
+            client.call("Commit", each)
+    assert client.counts(part)["ready"] == 0
+
+
+def test_a_commit_that_was_applied_before_it_was_given_up_is_told(client: Client) -> None:
+    part = client.create()
+    request = client.commit_request(part, 2)
+    reply = client.call("Commit", request)
+    asking = pb.CommitRequest(mutation=request.mutation, partition_id=part, abandoned=True)
+    assert client.call("Commit", asking) == reply
+    assert client.counts(part)["ready"] == 2

@@ -11,6 +11,9 @@ import pytest
 
 import tqclient as tq
 from tests.harness.supervisor import Supervisor, wait_until
+from tqclient.driver import run_sync
+from tqclient.operations.effects import Call, Operation
+from tqclient.operations.producers import register, unregister
 from tqserver.local import LocalCluster
 
 PRODUCER = """
@@ -107,3 +110,29 @@ def test_the_asyncio_twin(supervisor: Supervisor, cluster: LocalCluster) -> None
 
     with tq.connect(cluster.address, timeout=30) as client:
         asyncio.run(main(client.create_partition("part")))
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_who_is_cancelled_on_the_way_in_or_out_is_no_producer(cluster: LocalCluster, answered: bool) -> None:
+    with tq.connect(cluster.address, timeout=30) as client:
+        part = client.create_partition("part")
+
+        def cancelled(operation: Operation[None]) -> None:
+            sent = next(operation)
+            assert isinstance(sent, Call)
+            if answered:  # and nobody takes the answer
+                getattr(client._connection.channels.stub(sent.target), sent.method)(sent.request, timeout=5)
+            operation.close()
+
+        cancelled(register(client._state, part._ref))
+        wait_until(lambda: part.describe().producers == 0, timeout=10, what="nobody is registered")
+        with part.producer():
+            assert part.describe().producers == 1
+            with part.producer():
+                pass
+            assert part.describe().producers == 1
+        assert part.describe().producers == 0
+        run_sync(register(client._state, part._ref), client._connection.channels)
+        cancelled(unregister(client._state, part._ref))
+        wait_until(lambda: part.describe().producers == 0, timeout=10, what="nobody is registered")
+        wait_until(lambda: not client._state.retracting, timeout=10, what="the chores are done")

@@ -192,7 +192,7 @@ def _granted(
 def _ask(
     state: ClientState, request: pb.ClaimRequest, session: Session, deadline: Deadline, ahead: ReadAhead | None
 ) -> Operation[tuple[Session, pb.ClaimReply]]:
-    """Asks once. When it stays unknown whether there was a grant, the heartbeat finds out and gives it back."""
+    """Asks once. When it stays unknown whether there was a grant, the chores find out and give it back."""
     number = state.requests.take()
     request.mutation.CopyFrom(state.mutation(number, session))
     slice_end = state.clock() + SLICE_SECONDS
@@ -258,7 +258,7 @@ def _check_held(state: ClientState, handle: ClaimHandle, session: Session, deadl
 
 
 def abandon(state: ClientState, handle: ClaimHandle) -> None:
-    """Has the next heartbeat give a claim back. For finalizers, too: it takes no lock that its thread may hold."""
+    """Has the chores give a claim back. For finalizers, too: it takes no lock that its thread may hold."""
     for number in handle.numbers.values():
         state.requests.settle(number)  # nobody is left to repeat it
     if handle.verdict is None and not state.closed:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from tqclient.errors import InvalidArgument, LeaseExpired, StorageFull, TransportUnavailable, Unavailable
+from tqclient.errors import InvalidArgument, LeaseExpired, StorageFull, TQError, TransportUnavailable, Unavailable
 from tqclient.limits import MIB
-from tqclient.operations.effects import Call, Deadline, Operation, Work, pause
+from tqclient.operations.effects import UNKNOWN_OUTCOME, Call, Deadline, Operation, Work, pause
 from tqclient.operations.sessions import close_windows, pause_and_refresh, session_is_live
 from tqclient.state import ClientState, Session
 from tqclient.transport.base import NodeTransport
@@ -344,20 +344,44 @@ def _cuts_over(
 
 
 def _reserve_window(state: ClientState, spot: Spot, length: int, deadline: Deadline) -> Operation[storage_pb2.Window]:
+    ticket = state.tickets.take()
     request = storage_pb2.ReserveRequest(
-        session=spot.session, partition_id=spot.partition_id, length=length, mapped=spot.mapped, segment=spot.segment
+        session=spot.session,
+        partition_id=spot.partition_id,
+        length=length,
+        mapped=spot.mapped,
+        segment=spot.segment,
+        ticket=ticket,
+        tickets_below=state.tickets.settled_below(),
     )
     backoff = state.backoff()
-    while True:
-        try:
-            window: storage_pb2.Window = yield Call(
-                spot.address, "Reserve", request, patience(state, spot.node, deadline)
-            )
-        except LeaseExpired as error:
-            # Nodes hear of a new session from the controller, a little later than the client does.
-            if not (yield from session_is_live(state, spot.session, deadline)):
+    answered = False
+    try:
+        while True:
+            answered = False
+            try:
+                window: storage_pb2.Window = yield Call(
+                    spot.address, "Reserve", request, patience(state, spot.node, deadline)
+                )
+            except UNKNOWN_OUTCOME:
                 raise
-            yield from pause(backoff, deadline, Unavailable(f"does not know session {spot.session}: {error.message}"))
+            except LeaseExpired as error:
+                answered = True
+                # Nodes hear of a new session from the controller, a little later than the client does.
+                if not (yield from session_is_live(state, spot.session, deadline)):
+                    raise
+                cause = Unavailable(f"does not know session {spot.session}: {error.message}")
+                yield from pause(backoff, deadline, cause)
+            except TQError:
+                answered = True
+                raise
+            else:
+                answered = True
+                state.placement.answered(spot.node)
+                return window
+    finally:
+        if answered:
+            state.tickets.settle(ticket)
         else:
-            state.placement.answered(spot.node)
-            return window
+            state.windows.unanswered(spot, ticket)
+            state.wake.set()

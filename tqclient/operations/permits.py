@@ -63,7 +63,7 @@ def acquire(state: ClientState, ref: PartitionRef, samples: int, timeout: float 
 def _ask(
     state: ClientState, ref: PartitionRef, samples: int, session: Session, deadline: Deadline
 ) -> Operation[pb.AcquirePermitReply]:
-    """Asks once. When it stays unknown whether there was a grant, the heartbeat finds out and gives it back."""
+    """Asks once. When it stays unknown whether there was a grant, the chores find out and give it back."""
     number = state.requests.take()
     request = pb.AcquirePermitRequest(partition_id=ref.partition_id, samples=samples)
     request.mutation.CopyFrom(state.mutation(number, session))
@@ -94,7 +94,7 @@ def _lose(state: ClientState, lost: LostPermit) -> None:
 
 
 def give_back(state: ClientState, handle: PermitHandle) -> Operation[None]:
-    """Returns what is left of a permit. When the controller is away, the heartbeat does it once it is back."""
+    """Returns what is left of a permit. When the controller is away, the chores do it once it is back."""
     if handle.returned:
         return
     handle.returned = True

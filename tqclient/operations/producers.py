@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from tqclient.errors import LeaseExpired, PartitionNotFound
 from tqclient.info import PartitionRef
 from tqclient.operations.effects import Operation
@@ -11,24 +13,58 @@ from tqclient.wire.v1 import controller_pb2 as pb
 
 
 def register(state: ClientState, ref: PartitionRef, timeout: float | None = None) -> Operation[None]:
-    """Registers this client; from here on the heartbeat does so again whenever its session was lost."""
-    yield from _register(state, ref.partition_id, state.deadline(timeout).timeout)
+    """Registers this client; from here on the chores do so again whenever its session was lost."""
+    # Counted before: who is cancelled meanwhile may be registered.
     state.producing[ref.partition_id] = state.producing.get(ref.partition_id, 0) + 1
+    done = False
+    try:
+        yield from _register(state, ref.partition_id, state.deadline(timeout).timeout)
+        done = True
+    finally:
+        if not done and _is_last(state, ref.partition_id):
+            state.retracting.add(ref.partition_id)
+            state.wake.set()
 
 
 def unregister(state: ClientState, ref: PartitionRef, timeout: float | None = None) -> Operation[None]:
     """Takes back one registration; with the last one, the client is no producer any more."""
-    left = state.producing[ref.partition_id] - 1
+    if _is_last(state, ref.partition_id):
+        state.retracting.add(ref.partition_id)
+        try:
+            yield from _unregister(state, ref.partition_id, state.deadline(timeout).timeout)
+        finally:
+            if ref.partition_id in state.retracting:
+                state.wake.set()
+
+
+def _is_last(state: ClientState, partition_id: int) -> bool:
+    """Counts one registration less; returns whether none is left."""
+    left = state.producing[partition_id] - 1
     if left:
-        state.producing[ref.partition_id] = left
-        return
-    del state.producing[ref.partition_id]
-    state.produced_in.pop(ref.partition_id, None)
-    request = pb.UnregisterProducerRequest(partition_id=ref.partition_id)
-    try:
+        state.producing[partition_id] = left
+        return False
+    del state.producing[partition_id]
+    return True
+
+
+def retract_producers(state: ClientState, timeout: float) -> Operation[None]:
+    """Ends registrations that nobody wants any more, and of which nobody else says so."""
+    for partition_id in list(state.retracting):
+        try:
+            yield from _unregister(state, partition_id, timeout)
+        except LeaseExpired:
+            continue  # the next turn tries again
+
+
+def _unregister(state: ClientState, partition_id: int, timeout: float) -> Operation[None]:
+    state.produced_in.pop(partition_id, None)
+    request = pb.UnregisterProducerRequest(partition_id=partition_id)
+    with suppress(PartitionNotFound):  # it was deleted meanwhile, and its producers with it
         yield from mutate(state, state.deadline(timeout), "UnregisterProducer", request)
-    except PartitionNotFound:
-        return  # it was deleted meanwhile, and its producers with it
+    state.retracting.discard(partition_id)
+    if partition_id in state.producing:  # another one came meanwhile: the chores register it again
+        state.produced_in.pop(partition_id, None)
+        state.wake.set()
 
 
 def renew_producers(state: ClientState, timeout: float) -> Operation[None]:
@@ -40,7 +76,7 @@ def renew_producers(state: ClientState, timeout: float) -> Operation[None]:
         try:
             yield from _register(state, partition_id, timeout)
         except (LeaseExpired, PartitionNotFound):
-            continue  # the next beat tries again; or there is nothing to produce for any more
+            continue  # the next turn tries again; or there is nothing to produce for any more
 
 
 def _register(state: ClientState, partition_id: int, timeout: float) -> Operation[None]:

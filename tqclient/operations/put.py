@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,20 +15,22 @@ from numpy.typing import NDArray
 from tqclient import limits
 from tqclient.arguments import RowArguments, name_of
 from tqclient.codec import Plan, measure, normalise
-from tqclient.errors import DuplicateKey, InvalidArgument, LeaseExpired, TQError, Unavailable
+from tqclient.errors import DuplicateKey, InternalError, InvalidArgument, LeaseExpired, TQError, Unavailable
 from tqclient.info import PartitionRef
 from tqclient.limits import MIB
 from tqclient.operations.compare import equal_rows
-from tqclient.operations.effects import CONTROLLER, UNKNOWN_OUTCOME, Deadline, Operation, Work, call
+from tqclient.operations.effects import CONTROLLER, UNKNOWN_OUTCOME, Call, Deadline, Operation, Work, call
 from tqclient.operations.nodes import Placed, Target, give_up, patience, reserve
 from tqclient.operations.permits import PermitHandle
-from tqclient.operations.sessions import in_session, pause_and_refresh, session_is_live
+from tqclient.operations.sessions import CLOSE_TIMEOUT, in_session, pause_and_refresh, session_is_live
 from tqclient.rows import ids_of
 from tqclient.schema import Form, join
-from tqclient.state import ClientState, Session
+from tqclient.state import ClientState, LostPut, Session
 from tqclient.windows import Fate
 from tqclient.wire.packing import U8, U32, pack_array, pack_narrow
 from tqclient.wire.v1 import controller_pb2 as pb
+
+_log = logging.getLogger(__name__)
 
 BLOCK_BYTES: Final = 1024 * MIB
 """A larger put becomes several blocks. One put in one block can be read as views."""
@@ -113,6 +116,7 @@ def put(
     if permit is not None and not prepared.request.ids:
         prepared.request.permit = permit.permit
     number = state.requests.take()
+    lost: list[LostPut] = []
     backoff = state.backoff()
 
     def attempt(session: Session) -> Operation[pb.CommitReply]:
@@ -120,7 +124,7 @@ def put(
             raise _PermitGone
         while True:
             try:
-                return (yield from _put_once(state, ref, prepared, session, number, deadline))
+                return (yield from _put_once(state, ref, prepared, session, number, lost, deadline))
             except _Displaced as displaced:  # written in vain: the node restarted, or gave the window up
                 yield from pause_and_refresh(state, backoff, deadline, displaced.cause)
 
@@ -132,7 +136,10 @@ def put(
             "put without it, and the samples are admitted as they come"
         ) from None
     finally:
-        state.requests.settle(number)
+        if lost:
+            state.put_lost(*lost)
+        else:
+            state.requests.settle(number)
     ref.fields_changed(reply.fields)
     return ids_of(reply, prepared.plan.rows)
 
@@ -176,17 +183,23 @@ def _check_fields(ref: PartitionRef, forms: Mapping[str, Form]) -> None:
 
 
 def _put_once(
-    state: ClientState, ref: PartitionRef, prepared: Prepared, session: Session, number: int, deadline: Deadline
+    state: ClientState,
+    ref: PartitionRef,
+    prepared: Prepared,
+    session: Session,
+    number: int,
+    lost: list[LostPut],
+    deadline: Deadline,
 ) -> Operation[pb.CommitReply]:
-    """Places, writes and commits under one session."""
+    """Places, writes and commits under one session. A commit that ends without an answer is added to `lost`."""
     lengths = prepared.blocks.lengths
     placed = yield from reserve(state, session, ref.partition_id, ref.replicas, lengths, deadline)
     blocks = prepared.blocks.way(placed.way)
     underway: list[Target] = []
-    fate: Fate = "refused"  # what was not committed is not
+    fate: Fate | Literal["lost"] = "refused"  # what was not committed is not
     try:
         directories = yield from _write(state, blocks, placed, session, underway, deadline)
-        fate = "unknown"
+        fate = "lost"
         request = commit_request(state, prepared, placed, directories, session, number)
         try:
             reply = yield from commit(state, ref, prepared, request, deadline)
@@ -194,16 +207,56 @@ def _put_once(
             if not (yield from session_is_live(state, session.session, deadline)):
                 raise
             # A node is away, or has lost its arena. An earlier try may be under way still: its bytes stay as they are.
+            fate = "unknown"
             raise _Displaced(Unavailable(error.message)) from None
         fate = "committed"
         return reply
     except UNKNOWN_OUTCOME:
-        raise  # nobody knows what became of the bytes
+        raise  # nobody knows what became of the bytes, where they were to be committed
     except TQError:
-        fate = "refused"
+        fate = "refused" if fate == "lost" else fate
         raise
     finally:
-        settle_room(state, placed, fate, underway)
+        if fate == "lost":
+            lost.append(LostPut(session.session, ref.partition_id, number, [target.cut for target in placed.all()]))
+        else:
+            settle_room(state, placed, fate, underway)
+
+
+def settle_lost_puts(state: ClientState) -> Operation[None]:
+    """Learns what became of puts whose outcome nobody waited for, and books their room."""
+    for _ in range(len(state.lost_puts)):
+        lost = state.lost_puts.popleft()
+        fate: Fate | None = None
+        try:
+            fate = yield from _fate(state, lost)
+        finally:
+            if fate is None:  # the controller is away
+                state.lost_puts.append(lost)
+        if fate is None:
+            return
+        state.windows.settle(lost.cuts, fate)
+        state.requests.settle(lost.request)
+
+
+def _fate(state: ClientState, lost: LostPut) -> Operation[Fate | None]:
+    """Asks the controller; what was not applied up to then never is. None: it did not answer."""
+    session = state.session
+    if session is None or session.session != lost.session:
+        return "unknown"  # it ended; the nodes take back what was not committed
+    request = pb.CommitRequest(
+        mutation=state.mutation(lost.request, session), partition_id=lost.partition_id, abandoned=True
+    )
+    try:
+        yield Call(CONTROLLER, "Commit", request, CLOSE_TIMEOUT)
+    except Unavailable:
+        return None
+    except (LeaseExpired, InternalError, InvalidArgument):  # the last says, too, that a reply was forgotten
+        return "unknown"
+    except TQError as error:
+        _log.debug("request %d was not applied, and is not any more: %s", lost.request, error)
+        return "refused"
+    return "committed"
 
 
 def settle_room(state: ClientState, placed: Placed, fate: Fate, underway: Sequence[Target]) -> None:
@@ -219,7 +272,7 @@ def settle_room(state: ClientState, placed: Placed, fate: Fate, underway: Sequen
     else:
         state.windows.settle([target.cut for target in settled], fate)
     if state.windows.wants_closing:
-        state.wake.set()  # the heartbeat closes them; a put that is done need not wait for that
+        state.wake.set()  # the chores close them; a put that is done need not wait for that
 
 
 class _WriteFailed(Exception):

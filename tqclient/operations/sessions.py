@@ -6,15 +6,16 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from typing import Any, Final, TypeVar
 
 from tqclient import limits
 from tqclient.errors import ClaimTimeout, LeaseExpired, Sealed, TQError, Unavailable
 from tqclient.operations.effects import CONTROLLER, Backoff, Call, Deadline, Operation, Sleep, call, pause
 from tqclient.state import ClientState, LostClaim, Session
-from tqclient.windows import Window
+from tqclient.windows import Unanswered, Window
 from tqclient.wire.packing import U64, pack_array
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import storage_pb2
@@ -24,6 +25,7 @@ OPENING_POLL: Final = 0.01
 CLOSE_TIMEOUT: Final = 2.0
 """Seconds that closing a client, or giving back what nobody waits for, may take."""
 
+Closing = Window | Unanswered
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -221,38 +223,62 @@ def _release_lost(state: ClientState, lost: LostClaim) -> Operation[None]:
 
 
 def close_windows(
-    state: ClientState, windows: list[Window], timeout: float = CLOSE_TIMEOUT, deadline: Deadline | None = None
+    state: ClientState, closing: list[Closing], timeout: float = CLOSE_TIMEOUT, deadline: Deadline | None = None
 ) -> Operation[None]:
     """Tells the nodes that nothing more will be cut from these windows. One that does not answer is told later.
 
     Args:
         state: of the client.
-        windows: to be closed.
+        closing: what is to be closed.
         timeout: seconds that a node may take to answer.
         deadline: of the call that this is done for, if any.
     """
-    later: list[Window] = []
+    by_writer: dict[tuple[str, int, int], list[Closing]] = {}
+    for each in closing:
+        by_writer.setdefault((each.spot.node, each.spot.arena, each.spot.session), []).append(each)
     silent: set[str] = set()
-    for window in windows:
-        spot = window.spot
-        node = state.nodes.get(spot.node)
-        if node is None or node.arena != spot.arena:
-            continue  # the window went with its arena; another one there may have its number
-        if spot.node in silent or state.placement.aside(spot.node):
-            later.append(window)
-            continue
+    try:
+        for (name, arena, session), theirs in list(by_writer.items()):
+            node = state.nodes.get(name)
+            if node is not None and node.arena == arena:
+                if name in silent or state.placement.aside(name):
+                    continue
+                seconds = timeout if deadline is None else min(timeout, deadline.remaining())
+                try:
+                    yield from _close_at(node.address, session, theirs, seconds)
+                except Unavailable:
+                    silent.add(name)
+                    continue
+            # else they went with their arena; another one there may have their numbers
+            for each in theirs:
+                if isinstance(each, Unanswered):
+                    state.tickets.settle(each.ticket)
+            del by_writer[name, arena, session]
+    finally:
+        state.windows.return_closing(chain.from_iterable(by_writer.values()))
+
+
+def _close_at(address: str, session: int, closing: Sequence[Closing], seconds: float) -> Operation[None]:
+    """Closes windows of one session at a node, by one call if the node knows how."""
+    rows = [(each.generation, each.offset + each.used) for each in closing if isinstance(each, Window)]
+    tickets = [each.ticket for each in closing if isinstance(each, Unanswered)]
+    while rows or tickets:
+        (generation, end), *more = rows or [(0, 0)]
         request = storage_pb2.CloseWindowRequest(
-            session=spot.session, generation=window.generation, end=window.offset + window.used
+            session=session,
+            generation=generation,
+            end=end,
+            more=pack_array(more, U64),
+            tickets=pack_array(tickets, U64),
         )
         try:
-            seconds = timeout if deadline is None else min(timeout, deadline.remaining())
-            yield Call(node.address, "CloseWindow", request, seconds)
+            reply = yield Call(address, "CloseWindow", request, seconds)
         except Unavailable:
-            silent.add(spot.node)
-            later.append(window)
+            raise
         except TQError as error:
-            _log.debug("window %d of node %s is left to the node: %s", window.generation, spot.node, error)
-    state.windows.return_closing(later)
+            _log.debug("windows of node %s are left to the node: %s", address, error)
+            return
+        rows, tickets = ([], []) if reply.all else (more, [])
 
 
 def close_session(state: ClientState) -> Operation[None]:

@@ -254,7 +254,7 @@ class Claimer:
         self._client._run(settle(self._state, handle, "released"))
 
     def give_up(self, handle: ClaimHandle) -> None:
-        """Has the heartbeat give a batch back, now. For finalizers, too."""
+        """Has the chores give a batch back, now. For finalizers, too."""
         abandon(self._state, handle)
         self._state.wake.set()
 

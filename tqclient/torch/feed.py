@@ -205,7 +205,7 @@ class ThreadFeed(Feed):
         held.verdict = verdict
 
     def give_up(self, held: Held) -> None:
-        """By the heartbeat."""
+        """By the chores."""
         self._claimer.give_up(held.key)
 
     def interrupt(self) -> None:

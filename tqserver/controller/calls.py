@@ -34,6 +34,15 @@ SendPreview = Callable[[bytes], None]
 """Sends a message ahead of a reply."""
 
 
+GIVEN_UP_SECONDS: Final = 600.0
+"""So long a request that its client has given up on may be on its way, and is refused when it comes."""
+
+
+def _given_up(request: Any) -> TQError:
+    kind = ClaimTimeout if isinstance(request, pb.ClaimRequest) else BackpressureTimeout
+    return kind("the client gave up on this request before its turn came")
+
+
 class _Call:
     def __init__(self, calls: Calls, command: journal_pb2.Command, request: Any, seconds: float) -> None:
         self._calls = calls
@@ -106,7 +115,7 @@ class _Call:
         """The client wants it no more; but what is on its way to the journal can't be called back."""
         self.given_up = True
         if self._calls.waiters.withdraw(self._waiter):
-            self._refuse(ClaimTimeout("the client gave up on this request before it was granted"))
+            self._refuse(_given_up(self._waiter.request))
 
     def abandon(self) -> None:
         if self._calls.waiters.withdraw(self._waiter):
@@ -128,6 +137,7 @@ class Calls:
         self.waiters = waiters
         self.under_way: dict[RequestKey, _Call] = {}
         self._orphans: dict[bytes, dict[int, tuple[int, asyncio.TimerHandle]]] = {}
+        self._given_up: set[RequestKey] = set()
 
     async def result(
         self, command: journal_pb2.Command, request: Any, seconds: float, preview: SendPreview | None = None
@@ -145,6 +155,8 @@ class Calls:
             TQError: whatever applying it came to.
         """
         key = (request.mutation.client_id, request.mutation.request)
+        if key in self._given_up:  # it was overtaken on its way
+            raise _given_up(request)
         call = self.under_way.get(key)
         if call is not None:
             call.preview_to(preview)
@@ -153,18 +165,21 @@ class Calls:
         call.preview_to(preview)
         return await self._join(call, call.wait)
 
-    async def abandoned(self, request: pb.ClaimRequest) -> Any:
-        """Ends a claim that its client has given up on.
+    async def abandoned(self, request: pb.ClaimRequest | pb.CommitRequest) -> Any:
+        """Ends a claim or commit that its client has given up on.
 
         Returns:
             The reply, when it was on its way to the journal already.
 
         Raises:
-            ClaimTimeout: it was not granted, and will not be.
+            ClaimTimeout, BackpressureTimeout: it was not granted or applied, and will not be.
         """
-        call = self.under_way.get((request.mutation.client_id, request.mutation.request))
+        key = (request.mutation.client_id, request.mutation.request)
+        self._given_up.add(key)
+        asyncio.get_running_loop().call_later(GIVEN_UP_SECONDS, self._given_up.discard, key)
+        call = self.under_way.get(key)
         if call is None:
-            raise ClaimTimeout("the client gave up on this request, which was never granted")
+            raise _given_up(request)
         return await self._join(call, call.give_up)
 
     async def _join(self, call: _Call, begin: Callable[[], None] = lambda: None) -> Any:

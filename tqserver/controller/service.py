@@ -15,7 +15,7 @@ from tqclient.wire.packing import U64, unpack_array
 from tqclient.wire.v1 import common_pb2, controller_pb2_grpc, journal_pb2
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver.controller.calls import DEADLINE_MARGIN_S, Calls
-from tqserver.controller.core import Core, Effect, PartitionGone, ReadinessChanged, RoomChanged, SessionEnded
+from tqserver.controller.core import Core, Effect, PartitionGone, ReadinessChanged, RoomChanged, SessionEnded, validate
 from tqserver.controller.core.effects import Changed
 from tqserver.controller.directories import Directories
 from tqserver.controller.journal import Journal
@@ -132,14 +132,14 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         return outcome.reply
 
     async def _wait(self, kind: str, request: Any, context: Any) -> Any:
+        if isinstance(request, pb.ClaimRequest | pb.CommitRequest) and request.abandoned:
+            return await self._abandoned(kind, request)
         command = self._checked(kind, request)
         recorded = self._recorded(kind, request.mutation)
         if recorded is not None:
             return recorded
         if self._closing:
             raise Unavailable("the controller is shutting down")
-        if isinstance(request, pb.ClaimRequest) and request.abandoned:
-            return await self._calls.abandoned(request)
         if isinstance(request, pb.CommitRequest):
             self._links.check_reachable(request)
         seconds = min(request.wait_ms, limits.WAIT_MAX_MS) / 1000
@@ -147,6 +147,15 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         if remaining is not None:
             seconds = min(seconds, remaining - DEADLINE_MARGIN_S)
         return await self._calls.result(command, request, seconds, getattr(context, "preview", None))
+
+    async def _abandoned(self, kind: str, request: pb.ClaimRequest | pb.CommitRequest) -> Any:
+        validate.mutation(request.mutation)  # nothing else of it is read
+        recorded = self._recorded(kind, request.mutation)
+        if recorded is not None:
+            return recorded
+        if self._closing:
+            raise Unavailable("the controller is shutting down")
+        return await self._calls.abandoned(request)
 
     async def OpenSession(self, request: pb.OpenSessionRequest, context: Any) -> pb.OpenSessionReply:
         reply: pb.OpenSessionReply = await self._mutate("open_session", request)

@@ -242,6 +242,10 @@ class Allocator:
             self._cut(window, run, max(cut, run.start), run.end)
             self._segments.give(max(cut, run.start), run.end)
 
+    def window(self, generation: int) -> Window | None:
+        """Returns a window that has something left."""
+        return self._windows.get(generation)
+
     def has_window(self, session: int, generation: int) -> bool:
         """Whether a live session has something left of that window."""
         window = self._windows.get(generation)

@@ -15,6 +15,7 @@ from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver import limits, logs
 from tqserver.storage.arena import Arena
 from tqserver.storage.extents import Allocator, Extent, Outcome, Usage, Window
+from tqserver.storage.tickets import Tickets
 from tqserver.waiting import within
 
 _log = logs.get("storage.node")
@@ -43,6 +44,7 @@ class Node:
         self._allocator = Allocator(header.data_offset, arena.allocated_bytes, header.segment_bytes, arena.table)
         self._allocator.restore(arena.table.runs())
         self._live: set[int] = set()
+        self._tickets = Tickets()
         self._newest_session = 0
         self._synced = False
         self._changed = asyncio.Event()  # replaced at every change of what calls wait for
@@ -116,6 +118,7 @@ class Node:
         self._newest_session = 0
         self._reported_gone.clear()
         self._open_sessions(sessions)
+        self._tickets.keep(self._live)
         self._release_quarantined()
         self.arena.controller_sequence = sequence
         usage = self.usage()
@@ -139,6 +142,7 @@ class Node:
 
     def _end_session(self, session: int) -> None:
         self._live.discard(session)
+        self._tickets.forget(session)
         self._allocator.end_session(session, now=self._now())
         self._release_quarantined()
 
@@ -176,7 +180,17 @@ class Node:
 
     # Calls of clients.
 
-    async def reserve(self, session: int, partition: int, length: int, *, mapped: bool, segment: str = "") -> Window:
+    async def reserve(
+        self,
+        session: int,
+        partition: int,
+        length: int,
+        *,
+        mapped: bool,
+        segment: str = "",
+        ticket: int = 0,
+        tickets_below: int = 0,
+    ) -> Window:
         """Opens a window for a live session; waits up to `limits.SESSION_WAIT` to hear of one that is new.
 
         Args:
@@ -185,11 +199,13 @@ class Node:
             length: at least this many bytes.
             mapped: the client writes through a mapping of its own.
             segment: of the engine that the client writes through; empty for none.
+            ticket: the client's number of this reservation; a repeat gets the same window. 0: none.
+            tickets_below: every ticket of the session below is done with.
 
         Raises:
             LeaseExpired: the session has ended, or the controller knows none of that number.
             Unavailable: the controller has not been heard of, or the engine was replaced.
-            InvalidArgument: `mapped` without the writer lock or beside a segment, or `length` is 0.
+            InvalidArgument: `mapped` without the writer lock or beside a segment, `length` is 0, or a closed ticket.
             StorageFull: no room.
         """
         if mapped and segment:
@@ -200,7 +216,13 @@ class Node:
         if mapped and not self.arena.writer_lock_held(session):
             raise InvalidArgument(f"session {session} holds no writer lock on {self.arena.path}; take it, then reserve")
         engine = self._engine if segment else 0
-        return self._allocator.reserve(session, partition, length, mapped=mapped, engine=engine)
+        granted = self._tickets.granted(session, ticket, tickets_below) if ticket else None
+        window = self._allocator.window(granted) if granted else None
+        if window is None:
+            window = self._allocator.reserve(session, partition, length, mapped=mapped, engine=engine)
+            if ticket:
+                self._tickets.grant(session, ticket, window.generation)
+        return window
 
     async def _wait_for_session(self, session: int) -> None:
         loop = asyncio.get_running_loop()
@@ -233,6 +255,11 @@ class Node:
     def close_window(self, session: int, generation: int, end: int) -> None:
         """Frees what lies behind `end`; see `Allocator.close_window`."""
         self._allocator.close_window(session, generation, end)
+
+    def close_ticket(self, session: int, ticket: int) -> None:
+        """Frees the window that a ticket was granted, of which nothing was used; it is granted none any more."""
+        if session in self._live:  # else the window went with its session, or is quarantined
+            self._allocator.close_window(session, self._tickets.close(session, ticket), 0)
 
     def writable(self, session: int, generation: int, incarnation: int, offset: int, length: int) -> NDArray[np.uint8]:
         """Views the bytes that a session may write; check again before every piece.

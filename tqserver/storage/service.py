@@ -74,7 +74,13 @@ class StorageService(storage_pb2_grpc.StorageServicer):
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.Window:  # noqa: N802
         """Opens a window."""
         window = await self._node.reserve(
-            request.session, request.partition_id, request.length, mapped=request.mapped, segment=request.segment
+            request.session,
+            request.partition_id,
+            request.length,
+            mapped=request.mapped,
+            segment=request.segment,
+            ticket=request.ticket,
+            tickets_below=request.tickets_below,
         )
         return pb.Window(
             offset=window.offset,
@@ -84,9 +90,20 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         )
 
     async def CloseWindow(self, request: pb.CloseWindowRequest, context: Any) -> pb.CloseWindowReply:  # noqa: N802
-        """Frees the rest of a window."""
-        self._node.close_window(request.session, request.generation, request.end)
-        return pb.CloseWindowReply()
+        """Frees the rest of windows, each whatever becomes of the others."""
+        more = unpack_array(request.more, U64, what="more", columns=2).tolist()
+        tickets = unpack_array(request.tickets, U64, what="tickets").tolist()
+        session, failure = request.session, None
+        for generation, end in [(request.generation, request.end), *more]:
+            try:
+                self._node.close_window(session, generation, end)
+            except InvalidArgument as error:
+                failure = failure or error
+        for ticket in tickets:
+            self._node.close_ticket(session, ticket)
+        if failure is not None:
+            raise failure
+        return pb.CloseWindowReply(all=True)
 
     async def Write(self, chunks: AsyncIterator[pb.WriteChunk], context: Any) -> pb.WriteReply:  # noqa: N802
         """Copies a stream into a window. Every piece is checked against the window as it is then."""

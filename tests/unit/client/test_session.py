@@ -65,21 +65,21 @@ def test_the_period_follows_the_shortest_lease(service: FakeService, beat: Heart
     assert beat._period() == pytest.approx(0.1)
     service.state.lease_seen(5000)  # longer: the short one is still held
     assert beat._period() == pytest.approx(0.1)
-    beat._beat()  # the reply tells the shortest lease that is left
+    beat._turn()  # the reply tells the shortest lease that is left
     assert beat._period() == 2.0
 
 
 def test_a_controller_that_is_away_is_asked_again_at_the_next_beat(service: FakeService, beat: Heartbeat) -> None:
     service.fault("Heartbeat", gone())
-    beat._beat()
+    beat._turn()
     assert service.state.session is not None
-    beat._beat()
+    beat._turn()
     assert service.count("Heartbeat") == 2
 
 
 def test_a_session_that_ended_is_noticed(service: FakeService, beat: Heartbeat) -> None:
     service.end_sessions()
-    beat._beat()
+    beat._turn()
     assert service.state.session is None
 
 
@@ -88,16 +88,16 @@ def test_an_unexpected_failure_is_logged_and_does_not_end_the_beats(
 ) -> None:
     service.fault("Heartbeat", ValueError("a fault of this software"))
     with caplog.at_level(logging.ERROR):
-        beat._beat()
+        beat._turn()
     assert "a fault of this software" in caplog.text
-    beat._beat()
+    beat._turn()
     assert service.count("Heartbeat") == 2
 
 
 def test_nodes_are_learnt_when_the_topology_changes(service: FakeService, beat: Heartbeat) -> None:
     service.topology_version = 4
     service.first.node.used_bytes = 99
-    beat._beat()
+    beat._turn()
     assert service.state.nodes["n0"].used_bytes == 99
-    beat._beat()
+    beat._turn()
     assert service.count("DescribeCluster") == 1

@@ -445,7 +445,7 @@ class ConsumerCounts(_message.Message):
     def __init__(self, name: _Optional[str] = ..., pending: _Optional[int] = ..., ready: _Optional[int] = ..., leased: _Optional[int] = ..., consumed: _Optional[int] = ..., dropped: _Optional[int] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
-    __slots__ = ("mutation", "partition_id", "rows", "ids", "keys", "groups", "version_min", "version_max", "tags", "fields", "blocks", "upsert", "skip", "wait_ms", "lengths", "permit", "runs")
+    __slots__ = ("mutation", "partition_id", "rows", "ids", "keys", "groups", "version_min", "version_max", "tags", "fields", "blocks", "upsert", "skip", "wait_ms", "lengths", "permit", "runs", "abandoned")
     MUTATION_FIELD_NUMBER: _ClassVar[int]
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -463,6 +463,7 @@ class CommitRequest(_message.Message):
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     PERMIT_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
+    ABANDONED_FIELD_NUMBER: _ClassVar[int]
     mutation: _common_pb2.Mutation
     partition_id: int
     rows: int
@@ -480,7 +481,8 @@ class CommitRequest(_message.Message):
     lengths: _containers.RepeatedCompositeFieldContainer[FieldLengths]
     permit: int
     runs: bool
-    def __init__(self, mutation: _Optional[_Union[_common_pb2.Mutation, _Mapping]] = ..., partition_id: _Optional[int] = ..., rows: _Optional[int] = ..., ids: _Optional[bytes] = ..., keys: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., groups: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., version_min: _Optional[bytes] = ..., version_max: _Optional[bytes] = ..., tags: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., fields: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[BlockWrite, _Mapping]]] = ..., upsert: _Optional[bool] = ..., skip: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., lengths: _Optional[_Iterable[_Union[FieldLengths, _Mapping]]] = ..., permit: _Optional[int] = ..., runs: _Optional[bool] = ...) -> None: ...
+    abandoned: bool
+    def __init__(self, mutation: _Optional[_Union[_common_pb2.Mutation, _Mapping]] = ..., partition_id: _Optional[int] = ..., rows: _Optional[int] = ..., ids: _Optional[bytes] = ..., keys: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., groups: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., version_min: _Optional[bytes] = ..., version_max: _Optional[bytes] = ..., tags: _Optional[_Union[_common_pb2.Packed, _Mapping]] = ..., fields: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[BlockWrite, _Mapping]]] = ..., upsert: _Optional[bool] = ..., skip: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., lengths: _Optional[_Iterable[_Union[FieldLengths, _Mapping]]] = ..., permit: _Optional[int] = ..., runs: _Optional[bool] = ..., abandoned: _Optional[bool] = ...) -> None: ...
 
 class FieldLengths(_message.Message):
     __slots__ = ("field", "lengths", "width")

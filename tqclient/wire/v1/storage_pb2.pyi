@@ -66,18 +66,22 @@ class MooncakeEndpoint(_message.Message):
     def __init__(self, segment: _Optional[str] = ..., base: _Optional[int] = ..., registered_bytes: _Optional[int] = ..., protocol: _Optional[str] = ..., registrations: _Optional[int] = ..., gather: _Optional[str] = ..., gather_secret: _Optional[int] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("session", "partition_id", "length", "mapped", "segment")
+    __slots__ = ("session", "partition_id", "length", "mapped", "segment", "ticket", "tickets_below")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     MAPPED_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    TICKETS_BELOW_FIELD_NUMBER: _ClassVar[int]
     session: int
     partition_id: int
     length: int
     mapped: bool
     segment: str
-    def __init__(self, session: _Optional[int] = ..., partition_id: _Optional[int] = ..., length: _Optional[int] = ..., mapped: _Optional[bool] = ..., segment: _Optional[str] = ...) -> None: ...
+    ticket: int
+    tickets_below: int
+    def __init__(self, session: _Optional[int] = ..., partition_id: _Optional[int] = ..., length: _Optional[int] = ..., mapped: _Optional[bool] = ..., segment: _Optional[str] = ..., ticket: _Optional[int] = ..., tickets_below: _Optional[int] = ...) -> None: ...
 
 class Window(_message.Message):
     __slots__ = ("offset", "length", "generation", "incarnation")
@@ -92,18 +96,24 @@ class Window(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., length: _Optional[int] = ..., generation: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class CloseWindowRequest(_message.Message):
-    __slots__ = ("session", "generation", "end")
+    __slots__ = ("session", "generation", "end", "more", "tickets")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    TICKETS_FIELD_NUMBER: _ClassVar[int]
     session: int
     generation: int
     end: int
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+    more: bytes
+    tickets: bytes
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., end: _Optional[int] = ..., more: _Optional[bytes] = ..., tickets: _Optional[bytes] = ...) -> None: ...
 
 class CloseWindowReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("all",)
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    all: bool
+    def __init__(self, all: _Optional[bool] = ...) -> None: ...
 
 class WriteChunk(_message.Message):
     __slots__ = ("session", "generation", "incarnation", "offset", "length", "data")

@@ -71,16 +71,18 @@ class StorageServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Reserve(self, request, context):
-        """Repeating a Reserve hands out another window; the first one comes back with the session. STORAGE_FULL says how many
-        bytes are free. LEASE_EXPIRED when the session is not a live one. INVALID_ARGUMENT when `mapped` and the lock is not held.
+        """Repeating a Reserve without a ticket hands out another window; the first one comes back with the session. STORAGE_FULL says
+        how many bytes are free. LEASE_EXPIRED when the session is not a live one. INVALID_ARGUMENT when `mapped` and the lock is not
+        held, or the ticket was closed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CloseWindow(self, request, context):
-        """The client is done with the window: what lies behind `end` was never written to and is free at once; extents in front
-        of it that are not sealed yet stay until they are, or until the session ends. Repeatable.
+        """The client is done with these windows: what lies behind `end` was never written to and is free at once; extents in front
+        of it that are not sealed yet stay until they are, or until the session ends. Repeatable. All are closed that can be, and
+        the first error is told.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
