@@ -30,3 +30,8 @@ class Numbering:
         """Returns the lowest number that may still be repeated."""
         with self._lock:
             return min(tuple(self._open), default=self._next)
+
+    def still_open(self) -> tuple[int, list[int]]:
+        """Returns the next number, and those below it that may still be repeated, ascending."""
+        with self._lock:
+            return self._next, sorted(self._open)

@@ -22,6 +22,7 @@ from tqclient.operations.effects import CLOSED, Backoff, Deadline
 from tqclient.paths import Paths
 from tqclient.placement import Placement
 from tqclient.windows import Cut, WindowPool
+from tqclient.wire.packing import U64, pack_array
 from tqclient.wire.v1 import common_pb2, controller_pb2
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ OpenTransport = Callable[[controller_pb2.Node, float], "NodeTransport"]
 Allocate = Callable[[int], "NDArray[np.uint8]"]
 """size in bytes → uint8 [size], 64-byte aligned: where values go that are read."""
 
+LAG_MAX: Final = 1024
+"""Requests behind one that waits for long, from which on the controller is told which of them are settled."""
 USAGE_SECONDS: Final = 5.0
 """How old the nodes' reported use may be for a client that goes on putting to several of them."""
 
@@ -201,12 +204,16 @@ class ClientState:
 
     def mutation(self, number: int, session: Session | None) -> common_pb2.Mutation:
         """Returns what a mutation says of its caller."""
-        return common_pb2.Mutation(
+        mutation = common_pb2.Mutation(
             client_id=self.client_id,
             request=number,
             settled_below=self.requests.settled_below(),
             session=session.session if session else 0,
         )
+        if number - mutation.settled_below > LAG_MAX:
+            mutation.settled_until, still = self.requests.still_open()
+            mutation.open = pack_array(still, U64)
+        return mutation
 
     @property
     def session(self) -> Session | None:

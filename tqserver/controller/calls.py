@@ -19,6 +19,7 @@ from tqclient.wire.v1 import common_pb2, journal_pb2
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver import logs
 from tqserver.controller.core import Outcome
+from tqserver.controller.core.dedup import Settled
 from tqserver.controller.lines import Waiter
 from tqserver.controller.pipeline import Pipeline
 from tqserver.controller.waiters import Waiters
@@ -208,7 +209,8 @@ class Calls:
             return
         if mutation.request in orphans:
             orphans.pop(mutation.request)[1].cancel()
-        for request in [request for request in orphans if request < mutation.settled_below]:
+        settled = Settled.of(mutation)
+        for request in [request for request in orphans if request in settled]:
             orphans[request][1].cancel()
             self._end_orphan(mutation.client_id, request)
         if not orphans:

@@ -7,6 +7,7 @@ import pytest
 from tests.model.driver import Driver, client_id, unpack
 from tqclient import limits as wire_limits
 from tqclient.errors import InvalidArgument, LeaseExpired
+from tqclient.wire.packing import U64, pack_array
 from tqclient.wire.v1 import common_pb2, journal_pb2
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver.controller.core import Core, limits
@@ -68,6 +69,8 @@ def test_settled_request_is_never_applied_again(driver: Driver, session: int) ->
         common_pb2.Mutation(client_id=b"short", request=1, session=1),
         common_pb2.Mutation(client_id=client_id(1), request=0, session=1),
         common_pb2.Mutation(client_id=client_id(1), request=1, settled_below=2, session=1),
+        common_pb2.Mutation(client_id=client_id(1), request=3, settled_until=4, session=1),
+        common_pb2.Mutation(client_id=client_id(1), request=3, settled_until=4, open=b"1234567", session=1),
     ],
 )
 def test_malformed_mutation_is_refused(driver: Driver, mutation: common_pb2.Mutation) -> None:
@@ -106,6 +109,37 @@ def test_client_that_never_settles_is_stopped(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(InvalidArgument, match="settled_below"):
         replies.admit(_mutation(3))
     replies.admit(_mutation(3, settled_below=2))
+
+
+def test_replies_behind_a_request_that_waits_for_long_are_settled_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests 2 and 5 are open, 1 to 6 were sent; what was said before and comes late unsettles nothing."""
+    monkeypatch.setattr(limits, "REPLIES_PER_CLIENT_MAX", 2)
+    replies = Replies()
+    for request in (1, 3, 4):
+        replies.record(_mutation(request), "clear", pb.ClearReply())
+    with pytest.raises(InvalidArgument, match="or settled_until"):
+        replies.admit(_mutation(6, 2))
+    told, late = _mutation(6, 2), _mutation(7, 1)
+    told.settled_until, told.open = 6, pack_array([2, 5], U64)
+    late.settled_until, late.open = 4, pack_array([1, 2, 3], U64)
+    replies.admit(told)
+    replies.record(told, "clear", pb.ClearReply())
+    replies.record(late, "clear", pb.ClearReply())
+    for table in (replies, Replies.from_tree(replies.to_tree())):
+        for settled in (1, 3, 4):
+            with pytest.raises(InvalidArgument, match=f"request {settled}: this client has settled it"):
+                table.recorded(_mutation(settled), "clear")
+        known = [table.recorded(_mutation(request), "clear") is not None for request in (2, 5, 6, 7, 8)]
+        assert known == [False, False, True, True, False]
+    replies.record(_mutation(2), "clear", pb.ClearReply())  # the long one, at last
+    assert replies.recorded(_mutation(2), "clear") == pb.ClearReply()
+
+
+def test_a_snapshot_from_before_says_nothing_of_single_requests() -> None:
+    replies = Replies.from_tree([[[client_id(1), 4, 1, [[4, "clear", b""]]]], []])
+    with pytest.raises(InvalidArgument, match="all below 4"):
+        replies.recorded(_mutation(3), "clear")
+    assert replies.recorded(_mutation(4), "clear") == pb.ClearReply()
 
 
 def test_longest_idle_clients_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

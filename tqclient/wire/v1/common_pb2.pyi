@@ -119,16 +119,20 @@ class Placement(_message.Message):
     def __init__(self, fields: _Optional[_Iterable[str]] = ..., block: _Optional[bytes] = ..., row: _Optional[bytes] = ..., runs: _Optional[bytes] = ...) -> None: ...
 
 class Mutation(_message.Message):
-    __slots__ = ("client_id", "request", "settled_below", "session")
+    __slots__ = ("client_id", "request", "settled_below", "session", "settled_until", "open")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     SETTLED_BELOW_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
     client_id: bytes
     request: int
     settled_below: int
     session: int
-    def __init__(self, client_id: _Optional[bytes] = ..., request: _Optional[int] = ..., settled_below: _Optional[int] = ..., session: _Optional[int] = ...) -> None: ...
+    settled_until: int
+    open: bytes
+    def __init__(self, client_id: _Optional[bytes] = ..., request: _Optional[int] = ..., settled_below: _Optional[int] = ..., session: _Optional[int] = ..., settled_until: _Optional[int] = ..., open: _Optional[bytes] = ...) -> None: ...
 
 class ErrorDetail(_message.Message):
     __slots__ = ("code", "message", "ids", "rows", "existing_ids")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import Message
 
 from tqclient.errors import InvalidArgument
+from tqclient.wire.packing import U64, unpack_array
 from tqclient.wire.v1 import common_pb2, controller_pb2
 from tqserver.controller.core import limits
 
@@ -36,9 +37,41 @@ REPLY_TYPES: Final[dict[str, type[Message]]] = {
 """Command kind → its reply; the kinds that carry a Mutation."""
 
 
+class Settled(NamedTuple):
+    """Which requests of a client have their answer: all below `below`, and those below `until` that are not `open`."""
+
+    below: int = 0
+    until: int = 0
+    open: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, mutation: common_pb2.Mutation) -> Settled:
+        """Returns what a mutation says.
+
+        Raises:
+            InvalidArgument: `open` is no array.
+        """
+        still = unpack_array(mutation.open, U64, what="mutation.open").tolist() if mutation.open else ()
+        return cls(mutation.settled_below, mutation.settled_until, frozenset(still))
+
+    def __contains__(self, request: object) -> bool:
+        return isinstance(request, int) and (
+            request < self.below or (request < self.until and request not in self.open)
+        )
+
+    def joined(self, later: Settled) -> Settled:
+        """Returns this with what a mutation says that was made before or after; what is settled stays so."""
+        older, newer = (self, later) if self.until <= later.until else (later, self)
+        still = newer.open & older.open if newer.until == older.until else newer.open
+        return Settled(max(self.below, later.below), newer.until, still)
+
+
+NOTHING: Final = Settled()
+
+
 @dataclass(slots=True)
 class _Client:
-    settled_below: int = 0
+    settled: Settled = NOTHING
     sessions: int = 0
     size_bytes: int = 0
     # request → (kind, serialized reply, or None once it was forgotten), oldest first.
@@ -68,8 +101,10 @@ class Replies:
         request = mutation.request
         recorded = client.replies.get(request)
         if recorded is None:
-            if request < client.settled_below:
-                raise InvalidArgument(f"request {request}: this client has settled all below {client.settled_below}")
+            if request in client.settled:
+                raise InvalidArgument(
+                    f"request {request}: this client has settled it, and all below {client.settled.below}"
+                )
             return None
         recorded_kind, data = recorded
         if kind != recorded_kind:
@@ -86,9 +121,11 @@ class Replies:
         client = self._clients.get(mutation.client_id)
         if client is None or len(client.replies) < limits.REPLIES_PER_CLIENT_MAX:
             return
-        if sum(request >= mutation.settled_below for request in client.replies) >= limits.REPLIES_PER_CLIENT_MAX:
+        settled = Settled.of(mutation)
+        if sum(request not in settled for request in client.replies) >= limits.REPLIES_PER_CLIENT_MAX:
             raise InvalidArgument(
-                f"{limits.REPLIES_PER_CLIENT_MAX} replies of this client are unsettled: raise Mutation.settled_below"
+                f"{limits.REPLIES_PER_CLIENT_MAX} replies of this client are unsettled: raise Mutation.settled_below, "
+                "or settled_until"
             )
 
     def record(self, mutation: common_pb2.Mutation, kind: str, reply: Message) -> None:
@@ -97,9 +134,10 @@ class Replies:
         if client is None:
             client = self._clients[mutation.client_id] = _Client()
             self._set_idle(mutation.client_id)
-        if mutation.settled_below > client.settled_below:
-            client.settled_below = mutation.settled_below
-            for request in [request for request in client.replies if request < mutation.settled_below]:
+        settled = client.settled.joined(Settled.of(mutation))
+        if settled != client.settled:
+            client.settled = settled
+            for request in [request for request in client.replies if request in settled]:
                 client.size_bytes -= len(client.replies.pop(request)[1] or b"")
         data = reply.SerializeToString(deterministic=True)
         client.replies[mutation.request] = (kind, data)
@@ -135,7 +173,14 @@ class Replies:
     def to_tree(self) -> list[Any]:
         """Returns what a snapshot keeps."""
         clients = [
-            [client_id, client.settled_below, client.sessions, [[r, *reply] for r, reply in client.replies.items()]]
+            [
+                client_id,
+                client.settled.below,
+                client.sessions,
+                [[r, *reply] for r, reply in client.replies.items()],
+                client.settled.until,
+                sorted(client.settled.open),
+            ]
             for client_id, client in self._clients.items()
         ]
         return [clients, list(self._idle)]
@@ -145,9 +190,11 @@ class Replies:
         """Rebuilds what `to_tree` returned."""
         table = cls()
         clients, idle = tree
-        for client_id, settled_below, sessions, rows in clients:
+        for client_id, below, sessions, rows, *more in clients:
+            until, still = more or (0, [])  # a snapshot from before has none
             replies = OrderedDict((request, (kind, data)) for request, kind, data in rows)
+            settled = Settled(below, until, frozenset(still))
             size_bytes = sum(len(data or b"") for _, data in replies.values())
-            table._clients[client_id] = _Client(settled_below, sessions, size_bytes, replies)
+            table._clients[client_id] = _Client(settled, sessions, size_bytes, replies)
         table._idle = OrderedDict.fromkeys(idle)
         return table

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tqclient import limits as wire_limits
 from tqclient.errors import InvalidArgument, UnsupportedVersion
 from tqclient.schema import Form
-from tqclient.wire.packing import I64, U8, U32, unpack_array, unpack_blobs, unpack_narrow, unpack_strings
+from tqclient.wire.packing import I64, U8, U32, U64, unpack_array, unpack_blobs, unpack_narrow, unpack_strings
 from tqclient.wire.v1 import common_pb2, controller_pb2
 from tqserver.controller.core import limits
 from tqserver.controller.core.arrays import are_distinct
@@ -60,6 +60,18 @@ def mutation(value: common_pb2.Mutation) -> None:
         raise InvalidArgument("mutation.request: requests are numbered from 1")
     if value.settled_below > value.request:
         raise InvalidArgument(f"mutation.settled_below: {value.settled_below} is above the request, {value.request}")
+    if value.settled_until or value.open:
+        _open_requests(value)
+
+
+def _open_requests(value: common_pb2.Mutation) -> None:
+    still = unpack_array(value.open, U64, what="mutation.open")
+    if len(still) > limits.REPLIES_PER_CLIENT_MAX:
+        raise InvalidArgument(f"mutation.open: {len(still)} requests, at most {limits.REPLIES_PER_CLIENT_MAX}")
+    if value.request < value.settled_until and value.request not in still:
+        raise InvalidArgument(
+            f"mutation.open: the request itself, {value.request}, is below settled_until and not open"
+        )
 
 
 def open_session(request: controller_pb2.OpenSessionRequest) -> None:
