@@ -167,3 +167,15 @@ def test_putting_shared_values_again_has_no_effect(client: tq.Client) -> None:
         assert [len(row) for row in mixed["x"].unbind()] == [5, 3, 5, 2]
     finally:
         client.delete_partition("again")
+
+
+def test_a_range_of_a_child_is_not_of_a_field_that_has_its_path_for_a_name(client: tq.Client) -> None:
+    part = client.create_partition(f"dotted-{client.describe().sessions}")
+    values = {"s": [{"a": torch.arange(10)}, {"a": torch.arange(9)}], "s.a": [torch.arange(3), torch.arange(2)]}
+    ids = part.put(values)
+    child = part.get(ids, fields=["s"], ranges={"s.a": (4, 6)})["s"]["a"]
+    assert [row.tolist() for row in child.unbind()] == [[4, 5], [4, 5]]
+    both = part.get(ids, ranges={"s.a": (1, 2)})
+    assert [row.tolist() for row in both["s.a"].unbind()] == [[1], [1]]
+    assert [len(row["a"]) for row in both.list("s")] == [10, 9]
+    client.delete_partition(part.name)

@@ -132,9 +132,14 @@ class Layout:
         """
         return find(self._own, field)
 
-    def column(self, field: str) -> _directory.Node:
-        """The column that a clip is of: as `node`, but that of a member is the one of its family's first block."""
-        return find(self._fields, field)
+    def column(self, path: str, field: str | None = None) -> _directory.Node:
+        """The column that a clip is of: as `node`, but that of a member is the one of its family's first block.
+
+        Args:
+            path: of a field, or of a child of a struct.
+            field: that it leads into; None: the one of that name, or else the longest that fits.
+        """
+        return find(self._fields if field is None else {field: self._fields[field]}, path)
 
     def own_clips(self, clips: Sequence[Clip]) -> tuple[Clip, ...]:
         """Clips of `column` as those of `node`, by which a block is read that is read by itself."""
@@ -142,16 +147,17 @@ class Layout:
             return tuple(clips)
         return clips_on(clips, self._fields.values(), self._own.values())
 
-    def lengths(self, field: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Leading dimension of rows of a field, or of a child of a struct, int64 [rows].
+    def lengths(self, path: str, rows: NDArray[np.int64], field: str | None = None) -> NDArray[np.int64]:
+        """Leading dimension of rows of a field, or of a child of a struct, int64 [rows]; arguments as of `column`.
 
         Raises:
             InvalidArgument: no such field, or its rows have none, or each may vary in every dimension.
         """
+        node = self.column(path, field)
         if self.family is None:
-            return row_lengths(self.node(field), rows, field)
+            return row_lengths(node, rows, path)
         family, block = self.family
-        return row_lengths(self.column(field), rows, field, partial(family.row_counts, block))
+        return row_lengths(node, rows, path, partial(family.row_counts, block))
 
     @property
     def payload(self) -> NDArray[np.uint64]:

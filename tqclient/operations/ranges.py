@@ -179,8 +179,8 @@ def resolve_clips(wanted: Sequence[Wanted], ref: PartitionRef, rows: RowSet, lay
         assert field is not None
         runs = rows.runs[field]
         try:
-            nodes = [layouts[run.block_id].column(each.path).inner for run in runs]
-            lengths = [layouts[run.block_id].lengths(each.path, run.rows) for run in runs]
+            nodes = [layouts[run.block_id].column(each.path, field).inner for run in runs]
+            lengths = [layouts[run.block_id].lengths(each.path, run.rows, field) for run in runs]
         except InvalidArgument as error:
             raise CorruptBlock(f"partition {ref.name!r}: {error.message}") from None
         starts, stops = each.resolve(np.concatenate(lengths), rows.ids)
