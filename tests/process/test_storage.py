@@ -15,9 +15,10 @@ import pytest
 from tests.harness.supervisor import stop_processes
 from tests.process.storage_rig import FakeController, Rig, wait_for
 from tqclient.errors import InvalidArgument, LeaseExpired, SampleNotFound, StorageFull, Unavailable
-from tqclient.limits import CHUNK_BYTES, MIB
+from tqclient.limits import CHUNK_BYTES, EXTENT_ALIGN, MIB
 from tqclient.wire.arena import lock_session
 from tqclient.wire.v1 import storage_pb2
+from tqserver import limits
 
 
 @pytest.fixture
@@ -246,6 +247,34 @@ def test_killed_node_comes_back_with_its_blocks_and_spares_bytes_that_writers_st
         rig.controller.sealed([(alive.offset, MIB, alive.generation, 1)], sequence=21)
         rig.wait_used(3 * MIB, reserved)
         os.close(writer)
+        assert "ERROR" not in rig.daemon.log.read_text().upper().replace("LAST ERROR", "")
+
+
+def test_a_window_that_is_cut_into_more_pieces_than_the_table_has_rows(tmp_path: Path) -> None:
+    """Every other granule of it is committed: nobody waits for long, and no block is lost, then or after a restart."""
+    with Rig(tmp_path, arena_bytes=32 * MIB) as rig:
+        rig.start(sessions=[1, 2])
+        other = rig.reserve(2, 1000)
+        rig.write(2, other, b"k" * 1000)
+        count = limits.WINDOWS_MAX + 100
+        window = rig.reserve(1, 2 * count * EXTENT_ALIGN)
+        offsets = range(window.offset + EXTENT_ALIGN, window.offset + window.length, 2 * EXTENT_ALIGN)
+        rig.write(1, window, bytes(range(1, 129)) * (window.length // 128))
+        extents = [(other.offset, 1000, other.generation, 1)]
+        extents += [(offset, 128, window.generation, 1) for offset in offsets]
+        sealed = 1024 + count * EXTENT_ALIGN
+        rig.controller.sealed(extents)
+        rig.wait_used(sealed, count * EXTENT_ALIGN)
+        with pytest.raises(StorageFull, match="the arena's table holds no more"):
+            rig.reserve(2, 1)
+        rig.kill()
+        rig.start(extents, [1, 2])
+        rig.wait_used(sealed, count * EXTENT_ALIGN)
+        assert rig.read(extents[0][:3]) == b"k" * 1000
+        assert rig.read(extents[1][:3], extents[-1][:3]) == bytes(range(1, 129)) * 2
+        rig.controller.sessions(ended=[1])
+        rig.wait_used(sealed, 0)
+        assert rig.reserve(2, 1).length == EXTENT_ALIGN
         assert "ERROR" not in rig.daemon.log.read_text().upper().replace("LAST ERROR", "")
 
 

@@ -7,7 +7,7 @@
 
 The file outlives the process. What a restarted node must know before the controller tells it the rest is in the table:
 which runs of bytes a writer of the former life may still touch. Every row is filled first and marked last, so that
-one that was being written when the process died counts as absent.
+one that was being written when the process died counts as absent. Afterwards a row only shrinks, one end at a time.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import secrets
 import stat
 import struct
 import time
+from bisect import bisect_left
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -136,7 +138,11 @@ class Arena:
 
 
 class WindowTable:
-    """The rows that outlive the process: a `Ledger` for the allocator."""
+    """The rows that outlive the process: a `Ledger` for the allocator.
+
+    Each run has a row, and while all rows are taken, what is left of a run shares one: it reaches from the first of the
+    runs to the end of the last. As rows become free the runs get one each. Until all have theirs, no row is free.
+    """
 
     def __init__(self, mapping: NDArray[np.uint8]) -> None:
         self._generation = np.frombuffer(mapping, dtype="<u8", count=1, offset=_GENERATION_OFFSET)
@@ -144,6 +150,7 @@ class WindowTable:
         used = np.flatnonzero(self._rows["state"]).tolist()
         self._slots = {self._run(slot): slot for slot in used}
         self._free = sorted(set(range(limits.WINDOWS_MAX)) - set(self._slots.values()), reverse=True)
+        self._shared: dict[int, list[Run]] = {}  # slot → two runs or more, ascending
 
     def runs(self) -> list[Run]:
         """Returns every run that is in the table."""
@@ -168,11 +175,30 @@ class WindowTable:
         self._rows["state"][slot] = 1
         self._slots[run] = slot
 
-    def remove(self, run: Run) -> None:
-        """Erases a run's row."""
+    def replace(self, run: Run, rests: Sequence[Run]) -> None:
+        """Writes what is left of a run in its place; `rests` share its row when there is no other."""
         slot = self._slots.pop(run)
-        self._rows["state"][slot] = 0
-        self._free.append(slot)
+        runs = self._shared.pop(slot, [run])
+        index = bisect_left(runs, run)
+        runs[index : index + 1] = rests
+        self._slots.update(dict.fromkeys(rests, slot))
+        self._write(slot, runs)
+        while self._free and self._shared:
+            self._write(*self._shared.popitem())
+
+    def _write(self, slot: int, runs: list[Run]) -> None:
+        """Cuts a row down to these runs: to the first one alone where there are rows for the others."""
+        while len(runs) > 1 and self._free:
+            self.add(runs.pop())
+        if not runs:
+            self._rows["state"][slot] = 0
+            self._free.append(slot)
+            return
+        # Only now: a death before it leaves bytes too many in the table, not too few.
+        self._rows["start"][slot] = runs[0].start
+        self._rows["end"][slot] = runs[-1].end
+        if len(runs) > 1:
+            self._shared[slot] = runs
 
     def _run(self, slot: int) -> Run:
         generation, session, partition, start, end, mapped, _, _ = self._rows[slot].tolist()

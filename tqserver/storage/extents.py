@@ -14,9 +14,10 @@ told to a `Ledger`; the rest comes back with the controller's next NodeSync.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from operator import attrgetter
+from typing import Final, NamedTuple, Protocol
 
 from tqclient.errors import InvalidArgument, StorageFull
 from tqclient.limits import EXTENT_ALIGN
@@ -48,8 +49,14 @@ class Run(NamedTuple):
     mapped: bool
 
 
+_START: Final = attrgetter("start")
+
+
 class Ledger(Protocol):
-    """Remembers runs across a death of the process."""
+    """Remembers runs across a death of the process: bytes too many at worst, never too few.
+
+    Bytes too many are of the run's own window, and no other window is opened before they are forgotten.
+    """
 
     def has_room(self) -> bool:
         """Whether another window may be opened."""
@@ -63,8 +70,11 @@ class Ledger(Protocol):
         """Remembers a run, before anybody may write to it."""
         ...
 
-    def remove(self, run: Run) -> None:
-        """Forgets a run that was added."""
+    def replace(self, run: Run, rests: Sequence[Run]) -> None:
+        """Remembers in a run's place what is left of it: parts of it, ascending; or none. Never fails for want of room.
+
+        A death in the middle leaves the run, alone or beside some of the rests, or the rests.
+        """
         ...
 
 
@@ -90,6 +100,11 @@ class Window:
     engine: int = 0
     ended: bool = False
     runs: list[Run] = field(default_factory=list)
+
+    def find(self, start: int, end: int) -> int | None:
+        """Returns the index of the run in which all of `[start, end)` lies; None when it lies in none."""
+        index = bisect_right(self.runs, start, key=_START) - 1
+        return index if index >= 0 and end <= self.runs[index].end else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +208,7 @@ class Allocator:
         before = self._segments.free_bytes
         for generation in list(self._one_sided):
             if self._windows[generation].engine == engine:
-                self._give_all(self._windows[generation])
+                self._give(self._windows[generation])
         return self._segments.free_bytes - before
 
     def reserve(self, session: int, partition: int, length: int, *, mapped: bool = False, engine: int = 0) -> Window:
@@ -215,12 +230,17 @@ class Allocator:
         if engine and engine not in self._engines:
             raise InvalidArgument(f"engine {engine} does not run")
         if not self._ledger.has_room():
-            raise StorageFull(f"{len(self._windows)} windows are open, as many as the arena's table holds; close some")
+            raise StorageFull(
+                f"{len(self._windows)} windows are open, and the arena's table holds no more of what is left of them; "
+                "close some, or end the session that cut one into many pieces"
+            )
         size = align_up(length)
         offset = self._segments.take(partition, size)
         generation = self._ledger.next_generation()
         window = Window(generation, session, partition, offset, size, mapped, engine)
-        self._open(window, Run(generation, session, partition, offset, offset + size, mapped))
+        run = Run(generation, session, partition, offset, offset + size, mapped)
+        self._ledger.add(run)
+        self._open(window, run)
         return window
 
     def close_window(self, session: int, generation: int, end: int) -> None:
@@ -237,10 +257,7 @@ class Allocator:
             return
         if window.session != session:
             raise InvalidArgument(f"window {generation} belongs to session {window.session}, not to {session}")
-        cut = align_up(end) if generation not in self._one_sided else 0
-        for run in [run for run in window.runs if run.end > cut]:
-            self._cut(window, run, max(cut, run.start), run.end)
-            self._segments.give(max(cut, run.start), run.end)
+        self._give(window, behind=align_up(end) if generation not in self._one_sided else 0)
 
     def window(self, generation: int) -> Window | None:
         """Returns a window that has something left."""
@@ -255,7 +272,7 @@ class Allocator:
         """Whether all of these bytes lie in a live session's window, none of them sealed."""
         if not self.has_window(session, generation):
             return False
-        return any(run.start <= offset and offset + length <= run.end for run in self._windows[generation].runs)
+        return self._windows[generation].find(offset, offset + length) is not None
 
     def may_read(self, offset: int, length: int, generation: int) -> bool:
         """Whether all of these bytes lie in one extent of that generation, or in what is left of its window.
@@ -269,7 +286,7 @@ class Allocator:
             if offset + length <= extent.offset + extent.length:
                 return True
         window = self._windows.get(generation)
-        return window is not None and any(run.start <= offset and offset + length <= run.end for run in window.runs)
+        return window is not None and window.find(offset, offset + length) is not None
 
     def seal(self, extents: Iterable[Extent]) -> Outcome:
         """Makes extents immutable; those that are sealed already are passed over."""
@@ -278,10 +295,10 @@ class Allocator:
             if self._extents.get(extent.offset) == extent:
                 continue
             window = self._windows.get(extent.generation)
-            run = next((run for run in window.runs if run.start <= extent.offset < run.end), None) if window else None
+            index = window.find(extent.offset, extent.end) if window is not None else None
             valid = extent.length > 0 and extent.offset % EXTENT_ALIGN == 0
-            if window is not None and run is not None and valid and extent.end <= run.end:
-                self._cut(window, run, extent.offset, extent.end)
+            if window is not None and index is not None and valid:
+                self._cut(window, index, extent.offset, extent.end)
                 if window.ended:
                     outcome.late.append(extent)
             elif valid and self._segments.is_free(extent.offset, extent.end):
@@ -326,7 +343,7 @@ class Allocator:
             if window.ended:
                 continue
             if not window.mapped and window.engine not in self._engines:
-                self._give_all(window)
+                self._give(window)
                 continue
             size = sum(run.end - run.start for run in window.runs)
             self._reserved -= size
@@ -341,29 +358,25 @@ class Allocator:
         for generation in list(self._by_session.get(session, ())):
             window = self._windows[generation]
             if window.ended and window.mapped:
-                self._give_all(window)
+                self._give(window)
         return self._segments.free_bytes - before
 
     def restore(self, runs: Iterable[Run]) -> None:
         """Reserves again what the ledger remembered, before anything else is asked of a new allocator.
 
-        Two runs of one generation overlap when the process died between writing the one and erasing the other.
+        A run and its rests are remembered both when the process died in the middle of a `replace`: then the whole of it
+        is reserved. So nothing is added to the ledger here, which may have room for nothing more.
         """
-        for run in sorted(runs, key=lambda run: (run.start, run.end)):
+        for run in sorted(runs, key=lambda run: (run.start, -run.end)):  # a run comes before its rests
             window = self._windows.get(run.generation)
-            start = max(run.start, window.runs[-1].end) if window and window.runs else run.start
-            if start >= run.end:
-                self._ledger.remove(run)
+            if window is not None and run.end <= window.runs[-1].end:
+                self._ledger.replace(run, ())
                 continue
-            kept = run._replace(start=start)
-            self._segments.take_at(run.partition, start, run.end)
+            self._segments.take_at(run.partition, run.start, run.end)
             if window is None:
-                size = run.end - start
-                window = Window(run.generation, run.session, run.partition, start, size, run.mapped)
-            self._open(window, kept, remembered=kept == run)
+                window = Window(run.generation, run.session, run.partition, run.start, 0, run.mapped)
             window.length = run.end - window.offset
-            if kept != run:
-                self._ledger.remove(run)
+            self._open(window, run)
 
     def sync(self, extents: Iterable[Extent], sessions: Iterable[int], *, now: float) -> Outcome:
         """Takes over the controller's whole truth: what is neither sealed nor reserved by a live session is freed.
@@ -384,23 +397,19 @@ class Allocator:
             self.end_session(session, now=now)
         return outcome
 
-    def _open(self, window: Window, run: Run, *, remembered: bool = False) -> None:
-        if not remembered:
-            self._ledger.add(run)
+    def _open(self, window: Window, run: Run) -> None:
+        """Takes in the next run of a window, which the ledger remembers."""
         window.runs.append(run)
         self._windows[window.generation] = window
         self._by_session.setdefault(window.session, set()).add(window.generation)
         self._reserved += run.end - run.start
 
-    def _cut(self, window: Window, run: Run, start: int, end: int) -> None:
-        """Takes `[start, end)` out of a run; the bytes are the caller's then."""
-        index = window.runs.index(run)
+    def _cut(self, window: Window, index: int, start: int, end: int) -> None:
+        """Takes `[start, end)` out of a run, which is told by its index; the bytes are the caller's then."""
+        run = window.runs[index]
         rests = [run._replace(end=start), run._replace(start=end)]
         window.runs[index : index + 1] = rests = [rest for rest in rests if rest.start < rest.end]
-        # Remembered before the whole is forgotten: a death in between reserves too much, not too little.
-        for rest in rests:
-            self._ledger.add(rest)
-        self._ledger.remove(run)
+        self._ledger.replace(run, rests)
         if window.ended:
             self._quarantined -= end - start
         else:
@@ -413,7 +422,12 @@ class Allocator:
             if not generations:
                 del self._by_session[window.session]
 
-    def _give_all(self, window: Window) -> None:
-        for run in list(window.runs):
-            self._cut(window, run, run.start, run.end)
-            self._segments.give(run.start, run.end)
+    def _give(self, window: Window, *, behind: int = 0) -> None:
+        """Frees what is left of a window behind an address."""
+        freed = []
+        while window.runs and window.runs[-1].end > behind:  # the last run first: then no other has to move up
+            run = window.runs[-1]
+            freed.append((max(behind, run.start), run.end))
+            self._cut(window, len(window.runs) - 1, *freed[-1])
+        for start, end in reversed(freed):
+            self._segments.give(start, end)

@@ -182,15 +182,16 @@ def test_orders_that_contradict_the_arena_are_reported_and_change_nothing_else()
     assert made.free([Extent(late.offset, 256, late.generation + 1, 1)]) == 0
 
 
-def test_restore_after_a_death_between_two_rows() -> None:
-    """The rest of a cut run was remembered, and the whole not yet forgotten: the bytes count once."""
+@pytest.mark.parametrize("rests", [[(1024, 4096)], [(0, 512)], [(0, 512), (1024, 4096)]])
+def test_restore_after_a_death_between_two_rows(rests: list[tuple[int, int]]) -> None:
+    """The rests of a cut run were remembered, and the whole not yet forgotten: the bytes count once."""
     ledger = MemoryLedger()
     whole = Run(1, 1, 1, START, START + 4096, True)
-    rest = Run(1, 1, 1, START + 1024, START + 4096, True)
-    ledger.runs = {whole, rest}
+    ledger.runs = {whole, *(whole._replace(start=START + start, end=START + end) for start, end in rests)}
     made = allocator(ledger=ledger)
     made.restore(ledger.runs.copy())
     assert made.usage().reserved == 4096
+    assert ledger.runs == {whole}
     made.sync([Extent(START, 1024, 1, 1)], [1], now=0)
     assert (made.usage().sealed, made.usage().reserved) == (1024, 3072)
     made.end_session(1, now=0)
