@@ -120,6 +120,21 @@ def test_groups_say_their_own_sizes(driver: Driver, session: int) -> None:
     assert _ids(_claim(driver, session, p, 1, None)) == [3]
 
 
+@pytest.mark.parametrize("size", [(1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+def test_a_group_that_says_it_is_larger_than_can_be_is_never_complete(driver: Driver, session: int, size: int) -> None:
+    p = driver.partition(session)
+    driver.put(session, p, 3, groups=["a", "a", "b"], tags=[{"group_size": size}, {}, {"group_size": 1}])
+    assert _ids(_claim(driver, session, p, 1, None)) == [3]
+    driver.put(session, p, 1, groups=["a"], tags=[{"group_size": size}])
+    with pytest.raises(ClaimTimeout):
+        _claim(driver, session, p, 3, None)
+    _tag(driver, session, p, 1, {"group_size": 3})
+    driver.core.check_invariants()
+    Core.restore(driver.core.snapshot(), driver.now).check_invariants()
+    _tag(driver, session, p, 4, {"group_size": 3})
+    assert _ids(_claim(driver, session, p, 3, None)) == [1, 2, 4]
+
+
 def test_a_group_larger_than_the_batch_is_an_error(driver: Driver, session: int) -> None:
     p = driver.partition(session)
     driver.put(session, p, 3, groups=["a"] * 3, tags=[{"group_size": 3}] * 3)

@@ -13,6 +13,8 @@ ABORTED: Final = "aborted"
 """A sample whose tag of this name is true is no member of its group any more."""
 GROUP_SIZE: Final = "group_size"
 """How many members the group of a sample has, when the sampler does not say."""
+GROUP_SIZE_MAX: Final = (1 << 63) - 1
+"""No group ever has so many members: one that is to have more than fits an int64 is as incomplete with this many."""
 SHARD: Final = "shard"
 """The part of its partition that a sample belongs to: an int."""
 KNOWN_MAX: Final = 4_096
@@ -51,7 +53,9 @@ def group_size(tags: bytes) -> int | None:
     if GROUP_SIZE.encode() not in tags:
         return None
     value = msgpack.unpackb(tags).get(GROUP_SIZE)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        return None
+    return min(value, GROUP_SIZE_MAX)
 
 
 def shard(tags: bytes) -> int | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tqclient import limits
 from tqclient.arrays import begins, spread
 from tqclient.errors import InvalidArgument
 from tqserver.controller.core.arrays import counted, distinct
@@ -18,8 +19,10 @@ from tqserver.controller.core.view import View
 def _size(name: str, value: Any, batch_size: int) -> int | None:
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidArgument(f"the {name} sampler needs a group size above 0, not {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limits.ROWS_PER_CLAIM_MAX:
+        raise InvalidArgument(
+            f"the {name} sampler needs a group size from 1 to {limits.ROWS_PER_CLAIM_MAX}, not {value!r}"
+        )
     if batch_size % value:
         raise InvalidArgument(f"batch_size={batch_size} is no multiple of the group size, {value}")
     return value
