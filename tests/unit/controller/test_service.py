@@ -14,8 +14,10 @@ from tqclient.errors import DuplicateKey, InvalidArgument
 from tqclient.wire.packing import I64, pack_array, unpack_array
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import journal_pb2
-from tqserver.controller.core import Outcome
+from tqserver.controller.core import Outcome, samplers
 from tqserver.controller.core import limits as core_limits
+from tqserver.controller.core.samplers import Custom, SampleRequest
+from tqserver.controller.core.view import View
 from tqserver.controller.directories import Directories
 from tqserver.controller.journal import SqliteJournal
 from tqserver.controller.links import Links
@@ -142,6 +144,59 @@ def test_a_request_that_is_repeated_as_another_command_is_refused(tmp_path: Path
         with pytest.raises(InvalidArgument, match="was a claim, and is now repeated as a settle"):
             await bench.service.Settle(settle, Context())
         assert bench.driver.counts(bench.part) == (0, 0, 1, 0, 0)
+
+    run(tmp_path, scenario)
+
+
+class Picks:
+    """A user's sampler: one answer after the other, and the last one again and again."""
+
+    def __init__(self, *answers: Callable[[View], Any]) -> None:
+        self._answers = iter(answers)
+        self._answer = answers[-1]
+
+    def sample(self, view: View, request: SampleRequest) -> Any:
+        return next(self._answers, self._answer)(view)
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    return lambda *answers: monkeypatch.setitem(samplers.SAMPLERS, "mine", Custom("mine", Picks(*answers)))
+
+
+def test_claims_that_wait_for_a_choice_of_a_user_s_sampler_are_given_one(
+    tmp_path: Path, install: Callable[..., None]
+) -> None:
+    install(lambda view: view.last(1))
+
+    async def scenario(bench: Bench) -> None:
+        await bench.service.Claim(bench.claim(), Context())
+        mine = [bench.claim(wait_ms=10_000, sampler=pb.Sampler(name="mine")) for _ in range(3)]
+        waiting = [asyncio.create_task(bench.service.Claim(request, Context())) for request in mine]
+        await asyncio.sleep(0)
+        for _ in range(3):
+            await bench.service.Commit(bench.commit(), Context())
+        replies = await asyncio.gather(*waiting)
+        assert sorted(unpack_array(reply.rows.ids, I64, what="ids").item() for reply in replies) == [2, 3, 4]
+
+    run(tmp_path, scenario)
+
+
+def test_a_claim_whose_sampler_thinks_again_keeps_its_place(tmp_path: Path, install: Callable[..., None]) -> None:
+    def both(view: View) -> Any:
+        return view.first(2)
+
+    def one(view: View) -> Any:
+        return view.first(1)
+
+    install(both, one, both)  # a row is 2 long: with the second one there are more than 3, and with the first one fewer
+
+    async def scenario(bench: Bench) -> None:
+        await bench.service.Commit(bench.commit(), Context())
+        request = bench.claim(wait_ms=10_000, sampler=pb.Sampler(name="mine"), max_tokens=3, token_field="a")
+        request.batch_size = 0
+        reply = await bench.service.Claim(request, Context())
+        assert unpack_array(reply.rows.ids, I64, what="ids").tolist() == [1]
 
     run(tmp_path, scenario)
 

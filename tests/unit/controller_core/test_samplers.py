@@ -8,10 +8,11 @@ from typing import Any
 import msgpack
 import pytest
 
-from tests.model.driver import Driver, claim_request, ids, unpack
+from tests.model.driver import Driver, claim_request, client_id, ids, unpack
 from tqclient.errors import ClaimTimeout, InvalidArgument, Sealed
 from tqclient.wire.packing import pack_blobs
 from tqclient.wire.v1 import controller_pb2 as pb
+from tqclient.wire.v1 import journal_pb2
 from tqserver.controller.core import Core
 
 
@@ -183,7 +184,8 @@ def test_prioritized_agrees_with_sorting_everything(driver: Driver, session: int
         ("best", {}, "there are: fifo, group, lifo, prioritized, random, seqlen_balanced"),
     ],
 )
-def test_parameters_are_checked(driver: Driver, session: int, name: str, params: dict[str, Any], says: str) -> None:
-    p = driver.partition(session)
+def test_parameters_are_checked(driver: Driver, name: str, params: dict[str, Any], says: str) -> None:
+    request = claim_request(1, 6, sampler=name, params=params)
+    request.mutation.client_id, request.mutation.request = client_id(1), 1
     with pytest.raises(InvalidArgument, match=says):
-        driver.claim(session, p, 6, sampler=name, params=params)
+        driver.core.check(journal_pb2.Command(claim=request))

@@ -7,7 +7,7 @@ from enum import Enum
 import numpy as np
 
 from tqclient import limits as wire_limits
-from tqclient.errors import InvalidArgument, SampleNotFound
+from tqclient.errors import SampleNotFound
 from tqclient.wire.packing import I64, pack_array
 from tqclient.wire.v1 import common_pb2, journal_pb2
 from tqclient.wire.v1 import controller_pb2 as pb
@@ -57,10 +57,15 @@ def rate_note(state: State, request: pb.ClaimRequest) -> str:
 
 
 def choice(state: State, request: pb.ClaimRequest) -> bytes:
-    """Returns the ids that a user's sampler chooses for a claim now; nothing for the controller's own samplers."""
+    """Returns the ids that a user's sampler chooses for a claim now; nothing for the controller's own samplers.
+
+    Nothing, too, when the claim must wait after all: the sampler need not answer as it did to `readiness`.
+    """
     if not isinstance(sampler_of(request)[0], Custom):
         return b""
     wanted = Wanted.of(state, request)
+    if request.HasField("topology") and ranks.has_share(wanted):
+        return b""  # another member's claim made it
     slots = wanted.choose()
     return b"" if slots is None else pack_array(wanted.partition.samples.ids[slots], I64)
 
@@ -90,9 +95,11 @@ def foretell(state: State, request: pb.ClaimRequest) -> pb.BlockWrite | None:
 def countable(state: State, request: pb.ClaimRequest) -> bool:
     """Whether any `batch_size` ready samples meet a claim."""
     sampler, _ = sampler_of(request)
+    if not sampler.countable or isinstance(sampler, Custom):  # which chooses among samples that it can see
+        return False
     partition = state.partitions.get(request.partition_id)
     free = partition is None or not partition.policy.HasField("rate_limit")
-    return free and sampler.countable and not request.max_tokens and not request.HasField("topology")
+    return free and not request.max_tokens and not request.HasField("topology")
 
 
 def is_outsized(state: State, request: pb.ClaimRequest) -> bool:
@@ -106,8 +113,6 @@ def is_outsized(state: State, request: pb.ClaimRequest) -> bool:
 def claim(state: State, request: pb.ClaimRequest, now: float, out: Effects) -> pb.ClaimReply:
     """Applies a ClaimRequest."""
     wanted = Wanted.of(state, request)
-    if isinstance(wanted.sampler, Custom):
-        raise InvalidArgument(f"sampler {wanted.sampler.name!r}: its choice is not in the journal")
     if request.HasField("topology"):
         return ranks.claim(state, wanted, now, out)
     slots = wanted.choose()

@@ -174,7 +174,7 @@ class Core:
         except TQError as error:
             return Outcome(None, error, ())
         finally:
-            state.chosen = b""
+            state.chosen = None
         if reply is None:
             raise AssertionError(f"{kind} has no reply")
         if self._conclude(now, effects, getattr(body, "partition_id", 0)) and isinstance(

@@ -127,6 +127,11 @@ def ready(wanted: Wanted) -> bool:
     return share is not None or _plan(wanted, ranks) is not None
 
 
+def has_share(wanted: Wanted) -> bool:
+    """Whether the share that a rank's claim is for is there already, so that nothing is chosen for it."""
+    return _place(wanted)[2] is not None
+
+
 def _plan(wanted: Wanted, ranks: RankGroup) -> dict[int, Slots] | None:
     """Chooses the rows of the next step: dp_rank → slots. None: the claim waits, or nothing is left for this rank."""
     dp_rank, sampler = wanted.request.topology.dp_rank, wanted.sampler

@@ -50,7 +50,8 @@ class State:
         arenas: arena → name of the node that it was first seen at.
         orphans: (partition_id, consumer, dp_rank) of a rank without members → when it gives its shares back; volatile.
         last_pin: counts within the epoch; volatile.
-        chosen: ids that a user's sampler chose for the claim that is being applied: int64; empty otherwise.
+        chosen: ids that a user's sampler chose for the claim that is being applied: int64; empty: none did. None: no
+            command is being applied.
         checked: a cache.
     """
 
@@ -72,7 +73,7 @@ class State:
     arenas: dict[int, str] = field(default_factory=dict)
     orphans: dict[tuple[int, str, int], float] = field(default_factory=dict)
     last_pin: int = 0
-    chosen: bytes = b""
+    chosen: bytes | None = None
     checked: Checked = field(default_factory=Checked)
 
     def session_of(self, mutation: common_pb2.Mutation) -> Session:

@@ -21,7 +21,7 @@ from tqserver.controller.core import limits
 from tqserver.controller.core.arrays import are_distinct
 from tqserver.controller.core.blocks import Extent
 from tqserver.controller.core.policies import full_policy
-from tqserver.controller.core.samplers import Sampler, sampler_of
+from tqserver.controller.core.samplers import OWN, Sampler, name_of, sampler_of
 from tqserver.controller.core.samples import LENGTH_UNKNOWN
 from tqserver.controller.core.topology import check_topology
 
@@ -382,10 +382,14 @@ def wait(wait_ms: int) -> None:
         raise InvalidArgument(f"wait_ms: {wait_ms}, at most {wire_limits.WAIT_MAX_MS}")
 
 
-def claim(request: controller_pb2.ClaimRequest, *, chosen: bool = False) -> tuple[Sampler, dict[str, Any]] | None:
+def claim(
+    request: controller_pb2.ClaimRequest, *, chosen: bytes | None = None
+) -> tuple[Sampler, dict[str, Any]] | None:
     """Checks a ClaimRequest; returns its sampler and the parameters.
 
-    One whose rows are chosen may name a sampler that is gone: None.
+    Args:
+        request: to check.
+        chosen: while it is applied, what a user's sampler chose for it, if anything; that sampler may be gone: None.
     """
     _selection(request.consumer, tuple(request.fields), request.where)
     if request.batch_size or not request.max_tokens:
@@ -395,7 +399,9 @@ def claim(request: controller_pb2.ClaimRequest, *, chosen: bool = False) -> tupl
     wait(request.wait_ms)
     if request.HasField("topology"):
         check_topology(request.topology)
-    return None if chosen else sampler_of(request)
+    if chosen or (chosen is not None and name_of(request) not in OWN):
+        return None
+    return sampler_of(request)
 
 
 @lru_cache(maxsize=256)

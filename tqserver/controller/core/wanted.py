@@ -43,7 +43,7 @@ class Wanted(NamedTuple):
         Raises:
             TQError: whatever the claim is refused with, other than ClaimTimeout and Sealed.
         """
-        sampler, params = validate.claim(request, chosen=bool(state.chosen)) or (Journaled(), {})
+        sampler, params = validate.claim(request, chosen=state.chosen) or (Journaled(), {})
         session = state.session_of(request.mutation)
         partition = state.partition(request.partition_id)
         partition.check_consumer(request.consumer)

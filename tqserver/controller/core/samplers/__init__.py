@@ -14,10 +14,12 @@ from tqserver.controller.core.samplers.custom import Custom
 from tqserver.controller.core.samplers.grouped import Group, SeqlenBalanced
 from tqserver.controller.core.samplers.orders import Fifo, Lifo, Prioritized, Random
 
-__all__ = ["SAMPLERS", "Custom", "SampleRequest", "Sampler", "SeqlenBalanced", "load_entry_points", "sampler_of"]
+__all__ = ["OWN", "SAMPLERS", "Custom", "SampleRequest", "Sampler", "SeqlenBalanced", "load_entry_points", "sampler_of"]
 
 _own = (Fifo(), Lifo(), Random(), Prioritized(), Group(), SeqlenBalanced())
 SAMPLERS: Final[dict[str, Sampler]] = {sampler.name: sampler for sampler in _own}
+OWN: Final = frozenset(SAMPLERS)
+"""Names of the samplers that every controller has. The others, of users, may be gone when the journal is replayed."""
 ENTRY_POINTS: Final = "tq.samplers"
 
 
@@ -36,6 +38,11 @@ def load_entry_points() -> list[str]:
     return added
 
 
+def name_of(request: controller_pb2.ClaimRequest) -> str:
+    """Returns the name of a claim's sampler."""
+    return request.sampler.name or "fifo"
+
+
 def sampler_of(request: controller_pb2.ClaimRequest) -> tuple[Sampler, dict[str, Any]]:
     """Returns the sampler that a claim names, `fifo` when it names none, and its parameters.
 
@@ -43,7 +50,7 @@ def sampler_of(request: controller_pb2.ClaimRequest) -> tuple[Sampler, dict[str,
         InvalidArgument: no sampler has that name, or its parameters are off.
     """
     named = request.sampler
-    name = named.name or "fifo"
+    name = name_of(request)
     sampler = SAMPLERS.get(name)
     if sampler is None:
         raise InvalidArgument(f"no sampler is called {name!r}; there are: {', '.join(sorted(SAMPLERS))}")

@@ -3,7 +3,8 @@
 Such a sampler has a method `sample(view, request) -> slots`, as `Sampler.sample`: it is asked once `batch_size` samples
 are ready, or the last ones, and returns ready slots, each once, at most `request.batch_size` of them. It may have a
 method `check(params)` that raises InvalidArgument. What it chose is journaled with the claim: it need not answer alike
-twice, nor be installed any more when the journal is replayed. One that raises fails that claim alone.
+twice, nor be installed any more when the journal is replayed. It is asked while no other claim of its consumer, which
+might take the same samples, is on its way to the journal. One that raises fails that claim alone.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tqclient.errors import InternalError, InvalidArgument, TQError
 from tqserver.controller.core.arrays import are_distinct
@@ -51,7 +53,7 @@ class Custom(Sampler):
         """
         if not self.has(view, request):
             return None
-        chosen = np.asarray(self._call(self._sampler.sample, view, request))
+        chosen: NDArray[Any] = self._call(lambda: np.asarray(self._sampler.sample(view, request)))
         slots = chosen.astype(np.int64) if chosen.ndim == 1 and chosen.dtype.kind in "iu" else np.empty(0, np.int64)
         inside = len(slots) and slots.min() >= 0 and slots.max() < len(view.ready)
         if not inside or len(slots) > request.batch_size or not are_distinct(slots):
@@ -70,8 +72,8 @@ class Custom(Sampler):
 
 
 class Journaled(Sampler):
-    """Stands for a user's sampler while its journaled choice is applied."""
+    """Stands for a user's sampler while a claim is applied: what is not chosen in the journal is not chosen then."""
 
     def sample(self, view: View, request: SampleRequest) -> Slots | None:
-        """Is never asked: the rows are chosen."""
-        raise AssertionError("the choice is in the journal")
+        """Nothing: the claim goes back to its place, and is granted again with a choice."""
+        return None
