@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import logging
 import os
 import signal
 import sys
@@ -24,11 +23,12 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tqclient import limits
-from tqclient.errors import InternalError, InvalidArgument, TQError, Unavailable
+from tqclient.errors import InvalidArgument, TQError, Unavailable
 from tqclient.wire.status import DETAIL_KEY, status_of, to_detail
 from tqclient.wire.v1 import lane_pb2_grpc
 from tqserver import health
 from tqserver.lane import LaneServer
+from tqserver.refusal import refusal
 
 if TYPE_CHECKING:
     from tqserver.security import Security
@@ -53,8 +53,6 @@ OPTIONS: Final = (
     # Two daemons on one port would share its callers at random.
     ("grpc.so_reuseport", 0),
 )
-
-_log = logging.getLogger(__name__)
 
 
 async def abort_with(context: Any, error: TQError) -> NoReturn:
@@ -148,10 +146,7 @@ class _Method:
 async def _abort_for(method: str, error: Exception, context: Any) -> NoReturn:
     if isinstance(error, grpc.aio.AbortError):
         raise error  # the handler has answered already
-    if not isinstance(error, TQError):
-        _log.error("%s failed", method, exc_info=error)
-        error = InternalError(f"{method}: {type(error).__name__}: a fault of the daemon's own; its log has the trace")
-    await abort_with(context, error)
+    await abort_with(context, refusal(method, error))
 
 
 class DaemonServer:

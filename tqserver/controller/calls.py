@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -66,8 +65,12 @@ class _Call:
         """Tells a claim that was granted of the block that it will find, if that is all of one block and no more."""
         block = None
         if coming is None:
-            with suppress(TQError):  # the reply will tell
+            try:
                 block = self._calls.pipeline.core.foretell(self._waiter.request)
+            except TQError:
+                pass  # the reply will tell
+            except Exception:
+                _log.exception("a claim that was granted is not foretold")
         elif len(coming.blocks) == 1 and not coming.ids and not coming.skip:
             block = coming.blocks[0]
         if block is not None:
@@ -80,11 +83,12 @@ class _Call:
         try:
             self._calls.pipeline.core.choose(self._command)
             self._calls.pipeline.submit(self._command, self._applied)
-            if isinstance(self._waiter.request, pb.CommitRequest):
-                self._calls.waiters.coming(self._waiter.request)
-        except TQError as error:
+        except Exception as error:
             self._calls.waiters.settled(self._waiter)
-            self._refuse(error)
+            self._refuse(self._waiter.refusal(error))
+            return
+        if isinstance(self._waiter.request, pb.CommitRequest):
+            self._calls.waiters.coming(self._waiter.request)
 
     def _refuse(self, error: TQError) -> None:
         self._calls.under_way.pop(self.key, None)

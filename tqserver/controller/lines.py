@@ -27,12 +27,14 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import count, islice
 from typing import Any, Final, NamedTuple, Protocol
 
 from tqclient.errors import BackpressureTimeout, ClaimTimeout, Sealed, TQError
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver.controller.core import Demand, Limit, Readiness
+from tqserver.refusal import refusal
 
 GRANTS_MAX: Final = 64
 """Claims of one line that are granted in one go; the next ones follow as soon as one of these took effect."""
@@ -97,8 +99,9 @@ class Waiter:
 
     Args:
         request: a ClaimRequest, a CommitRequest or an AcquirePermitRequest.
-        grant: called when it is its turn; whoever is granted says `settled` once that took effect, or failed to.
-        refuse: called when its turn will not come.
+        grant: called when it is its turn; whoever is granted says `settled` once that took effect, or failed to. It
+            raises nothing, as those who were granted with it are still to be told.
+        refuse: called when its turn will not come; raises nothing either.
 
     Attributes:
         choice: of a claim that stands in its line: what decides which samples are ready for it.
@@ -124,6 +127,10 @@ class Waiter:
         self.preview: Callable[[pb.CommitRequest | None], None] = lambda _: None
         self.promised = 0
         self.cancel_deadline: Callable[[], object] = lambda: None
+
+    def refusal(self, error: Exception) -> TQError:
+        """Returns what it is refused with, it alone, when looking at its request raised this."""
+        return refusal(f"{type(self.request).__name__} to partition {self.request.partition_id}", error)
 
 
 Served = list[tuple[Waiter, TQError | None]]
@@ -247,8 +254,8 @@ class ClaimLine(Line):
             head = next(iter(self._queues[key]))
             try:
                 verdict = self._verdict(head, counts) if coming is None else self._foresee(head, counts, coming)
-            except TQError as error:  # of this one alone: its session ended, say
-                served.append((head, error))
+            except Exception as error:  # of this one alone: its session ended, say
+                served.append((head, head.refusal(error)))
                 self.remove(head)
                 continue
             if verdict is Readiness.DRAINED:
@@ -291,8 +298,8 @@ class ClaimLine(Line):
         request = waiter.request
         try:
             ready, note = self._gauge.ready_count(request), self._gauge.rate_note(request)
-        except TQError as error:
-            return error
+        except Exception as error:
+            return waiter.refusal(error)
         promised = f", {self.promised} of them promised to others," if self.promised else ""
         first = next(iter(self._queues.get(waiter.queue_key, ())), waiter)
         earlier = f"; a claim for {_amount(first.request)} came first" if first.ticket < waiter.ticket else ""
@@ -314,12 +321,11 @@ class RoomLine(Line):
         """Lets in the first one that has room and draws on no limit that somebody who came before it waits for.
 
         A newcomer that draws on no limit at all goes past the line: those who wait may be waiting for the very samples
-        that it completes.
+        that it completes. So does one that is refused.
         """
-        served: Served = []
-        if newcomer is not None and self._passes(newcomer):
-            self.remove(newcomer)
-            return [(newcomer, None)]
+        served = [] if newcomer is None else self._passed(newcomer)
+        if served:
+            return served
         while not self.promised:
             first = self._first(served)
             if first is None:
@@ -329,13 +335,18 @@ class RoomLine(Line):
             self.remove(first)
         return served
 
-    def _passes(self, newcomer: Waiter) -> bool:
+    def _passed(self, newcomer: Waiter) -> Served:
+        """Takes out a newcomer that need not wait for its turn."""
         if len(self) == 1 and not self.promised:
-            return False  # there is no line
+            return []  # there is no line
+        error = None
         try:
-            return not self._gauge.demand(newcomer.request).draws
-        except TQError:
-            return True  # it need not wait to be refused
+            if self._gauge.demand(newcomer.request).draws:
+                return []
+        except Exception as raised:
+            error = newcomer.refusal(raised)
+        self.remove(newcomer)
+        return [(newcomer, error)]
 
     def _first(self, served: Served) -> Waiter | None:
         """Returns the one to be let in; takes out those before it that never will be."""
@@ -345,8 +356,8 @@ class RoomLine(Line):
             _, head = heapq.heappop(heads)
             try:
                 demand = self._gauge.demand(head.request)
-            except TQError as error:
-                served.append((head, error))
+            except Exception as error:
+                served.append((head, head.refusal(error)))
                 self.remove(head)
                 for after in islice(self._queues.get(head.queue_key, ()), 1):
                     heapq.heappush(heads, (after.ticket, after))
@@ -363,14 +374,14 @@ class RoomLine(Line):
         """BackpressureTimeout, naming the limits that hold it back."""
         request = waiter.request
         try:
-            demand = self._gauge.demand(request)
-            reasons = list(demand.lacks.values())
-            for earlier in self._heads():
-                if earlier.ticket < waiter.ticket and not reasons:
+            reasons = list(self._gauge.demand(request).lacks.values())
+        except Exception as error:
+            return waiter.refusal(error)
+        for earlier in self._heads():
+            if earlier.ticket < waiter.ticket and not reasons:
+                with suppress(Exception):  # which it is told itself
                     lacks = self._gauge.demand(earlier.request).lacks
                     reasons += [f"another came first: {why}" for why in lacks.values()]
-        except TQError as error:
-            return error
         what = f"{request.rows} rows" if isinstance(request, pb.CommitRequest) else f"a permit for {request.samples}"
         return BackpressureTimeout(
             f"partition {request.partition_id} had no room for {what}: {'; '.join(reasons) or 'others came first'}. "

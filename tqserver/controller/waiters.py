@@ -62,7 +62,11 @@ class Waiters:
             seconds: after which it is refused; 0 or less does not wait at all.
         """
         line = self._line(waiter)
-        line.add(waiter)
+        try:
+            line.add(waiter)
+        except Exception as error:
+            self._answer(line, [(waiter, waiter.refusal(error))])
+            return
         self._answer(line, line.serve(newcomer=waiter))
         if waiter not in line:
             return  # answered
@@ -75,7 +79,8 @@ class Waiters:
         line = self._line(waiter)
         if line.remove(waiter):
             waiter.refuse(line.timeout(waiter))
-            self._answer(line, line.serve())  # whoever stood behind it may be first now
+            self._dirty[line] = None  # whoever stood behind it may be first now
+            self.serve()
         self._drop_if_idle(waiter, line)
 
     def withdraw(self, waiter: Waiter) -> bool:
@@ -84,7 +89,8 @@ class Waiters:
         waiting = line.remove(waiter)
         waiter.cancel_deadline()
         if waiting:
-            self._answer(line, line.serve())  # whoever stands behind it may be first now
+            self._dirty[line] = None  # whoever stands behind it may be first now
+            self.serve()
         self._drop_if_idle(waiter, line)
         return waiting
 

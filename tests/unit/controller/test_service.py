@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.model.driver import ARENA, NODE, Driver, client_id
-from tqclient.errors import DuplicateKey, InvalidArgument
+from tqclient.errors import DuplicateKey, InternalError, InvalidArgument
 from tqclient.wire.packing import I64, pack_array, unpack_array
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import journal_pb2
@@ -197,6 +197,41 @@ def test_a_claim_whose_sampler_thinks_again_keeps_its_place(tmp_path: Path, inst
         request.batch_size = 0
         reply = await bench.service.Claim(request, Context())
         assert unpack_array(reply.rows.ids, I64, what="ids").tolist() == [1]
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("look", ["choose", "countable"])  # countable: before it can stand in line
+def test_a_sampler_that_is_a_bug_fails_its_own_claim_alone_and_nothing_stays_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Callable[..., None], look: str
+) -> None:
+    install(lambda view: view.last(1))
+
+    def fails(*arguments: object) -> None:
+        raise OverflowError("a bug")
+
+    async def scenario(bench: Bench) -> None:
+        request = bench.claim(wait_ms=10_000, sampler=pb.Sampler(name="mine"))
+        with monkeypatch.context() as patched:
+            patched.setattr(bench.driver.core, look, fails)
+            with pytest.raises(InternalError, match="ClaimRequest to partition 1: OverflowError"):
+                await bench.service.Claim(request, Context())
+        assert (await bench.service.Claim(request, Context())).claim_id == 1
+        await bench.service.Commit(bench.commit(), Context())
+        assert (await bench.service.Claim(bench.claim(), Context())).claim_id == 2
+
+    run(tmp_path, scenario)
+
+
+def test_a_claim_that_cannot_be_foretold_is_granted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(request: pb.ClaimRequest) -> None:
+        raise OverflowError("a bug")
+
+    async def scenario(bench: Bench) -> None:
+        monkeypatch.setattr(bench.driver.core, "foretell", fails)
+        caller = Lane()
+        assert (await bench.service.Claim(bench.claim(preview=True), caller)).claim_id == 1
+        assert caller.previews == []
 
     run(tmp_path, scenario)
 
