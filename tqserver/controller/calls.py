@@ -18,7 +18,7 @@ from tqclient.wire.v1 import common_pb2, journal_pb2
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver import logs
 from tqserver.controller.core import Outcome
-from tqserver.controller.core.dedup import Settled
+from tqserver.controller.core.dedup import Settled, check_kind
 from tqserver.controller.lines import Waiter
 from tqserver.controller.pipeline import Pipeline
 from tqserver.controller.waiters import Waiters
@@ -51,6 +51,7 @@ class _Call:
         self._deadline = self._loop.time() + seconds
         self._waiter = Waiter(request, self._grant, self._refuse)
         self.key: RequestKey = (request.mutation.client_id, request.mutation.request)
+        self.kind = command.WhichOneof("body") or ""
         self.callers: dict[asyncio.Future[Any], None] = {}
         self.given_up = False
         self.reply: Any = None
@@ -151,7 +152,7 @@ class Calls:
 
         Args:
             command: the request, as it will be journaled.
-            request: a ClaimRequest or CommitRequest, checked.
+            request: a ClaimRequest, CommitRequest or AcquirePermitRequest; `check_kind` let it pass.
             seconds: how long it may wait for its turn.
             preview: sends a `Preview` to the caller of a claim that takes one; None: there is no way to.
 
@@ -186,6 +187,12 @@ class Calls:
         if call is None:
             raise _given_up(request)
         return await self._join(call, call.give_up)
+
+    def check_kind(self, mutation: common_pb2.Mutation, kind: str) -> None:
+        """Raises InvalidArgument when a request is under way as another kind of command than it is repeated as."""
+        call = self.under_way.get((mutation.client_id, mutation.request))
+        if call is not None:
+            check_kind(mutation.request, call.kind, kind)
 
     async def _join(self, call: _Call, begin: Callable[[], None] = lambda: None) -> Any:
         caller = asyncio.get_running_loop().create_future()

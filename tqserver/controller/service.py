@@ -116,8 +116,9 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         return command
 
     def _recorded(self, kind: str, mutation: common_pb2.Mutation) -> Any:
-        """Returns the reply of a request that was applied before, if it was."""
+        """Returns the reply of a request that was applied before, if it was; refuses one that was of another kind."""
         recorded = self._core.recorded(mutation, kind)
+        self._calls.check_kind(mutation, kind)
         self._calls.seen(mutation)  # not before: one that is refused here takes over nothing
         return recorded
 

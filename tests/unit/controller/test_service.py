@@ -148,6 +148,49 @@ def test_a_request_that_is_repeated_as_another_command_is_refused(tmp_path: Path
     run(tmp_path, scenario)
 
 
+def test_a_request_that_is_under_way_and_repeated_as_another_command_is_refused(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.service.Claim(bench.claim(), Context())
+        request = bench.claim(wait_ms=10_000)
+        waiting = asyncio.create_task(bench.service.Claim(request, Context()))
+        await asyncio.sleep(0)
+        commit = bench.commit()
+        permit = pb.AcquirePermitRequest(partition_id=bench.part, samples=1)
+        settle = pb.SettleRequest(claim_id=1, verdict=pb.VERDICT_ACK)
+        for kind, other, call in (
+            ("commit", commit, bench.service.Commit),
+            ("acquire_permit", permit, bench.service.AcquirePermit),
+            ("settle", settle, bench.service.Settle),
+        ):
+            other.mutation.CopyFrom(request.mutation)
+            with pytest.raises(InvalidArgument, match=f"was a claim, and is now repeated as a {kind}"):
+                await call(other, Context())
+        await bench.service.Commit(bench.numbered(commit), Context())
+        assert (await waiting).claim_id == 2
+        assert bench.driver.counts(bench.part) == (0, 0, 2, 0, 0)
+
+    run(tmp_path, scenario)
+
+
+def test_a_put_that_is_under_way_is_not_given_up_as_a_claim(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        limited = bench.driver.partition(bench.session, "limited", capacity_samples=1)
+        full = bench.driver.put(bench.session, limited, 1)
+        put = bench.numbered(bench.driver.commit(limited, 1))
+        put.wait_ms = 10_000
+        waiting = asyncio.create_task(bench.service.Commit(put, Context()))
+        await asyncio.sleep(0)
+        abandoned = bench.claim(abandoned=True)
+        abandoned.mutation.CopyFrom(put.mutation)
+        with pytest.raises(InvalidArgument, match="was a commit, and is now repeated as a claim"):
+            await bench.service.Claim(abandoned, Context())
+        clear = pb.ClearRequest(partition_id=limited, ids=pack_array(full, I64))
+        await bench.service.Clear(bench.numbered(clear), Context())
+        await waiting
+
+    run(tmp_path, scenario)
+
+
 class Picks:
     """A user's sampler: one answer after the other, and the last one again and again."""
 

@@ -69,6 +69,12 @@ class Settled(NamedTuple):
 NOTHING: Final = Settled()
 
 
+def check_kind(request: int, first: str, repeated: str) -> None:
+    """Raises InvalidArgument when a request was one kind of command, and is repeated as another one."""
+    if first != repeated:
+        raise InvalidArgument(f"request {request} was a {first}, and is now repeated as a {repeated}")
+
+
 @dataclass(slots=True)
 class _Client:
     settled: Settled = NOTHING
@@ -107,8 +113,7 @@ class Replies:
                 )
             return None
         recorded_kind, data = recorded
-        if kind != recorded_kind:
-            raise InvalidArgument(f"request {request} was a {recorded_kind}, and is now repeated as a {kind}")
+        check_kind(request, recorded_kind, kind)
         if data is None:
             raise InvalidArgument(
                 f"request {request} was applied, but its reply was forgotten: more than "
