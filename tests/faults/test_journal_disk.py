@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import sys
 import threading
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 
 import tqclient as tq
-from tests.harness import Child, Supervisor, wait_until
+from tests.harness import Child, SmallDisk, Supervisor, wait_until
 from tests.process.controller_daemon import Client, Controller, daemon, ids_of
 from tqclient import errors
 from tqclient.wire.v1 import controller_pb2 as pb
@@ -35,38 +34,10 @@ ENDS_SECONDS = 1.0
 JOIN_SECONDS = 20
 
 
-class _SmallDisk:
-    """A disk that only processes started by `enter` see."""
-
-    def __init__(self, supervisor: Supervisor, directory: Path) -> None:
-        directory.mkdir()
-        mount = f"mount -t tmpfs -o size={DISK_BYTES} tmpfs {directory} && echo mounted && exec sleep 300"
-        enter = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount]
-        self._holder: Child = supervisor.command(enter, name="disk")
-        self._holder.wait_for("mounted")
-        self.directory = directory
-        self.enter = ["nsenter", "--target", str(self._holder.pid), "--user", "--mount", "--preserve-credentials"]
-        self._filler = Path(f"/proc/{self._holder.pid}/root{directory}/filler")
-
-    def fill(self) -> None:
-        """Takes half of its room."""
-        self._filler.write_bytes(bytes(FILLER_BYTES))
-
-    def fill_up(self) -> None:
-        """Takes all of the room that is left."""
-        with self._filler.with_name("rest").open("wb", buffering=0) as rest, contextlib.suppress(OSError):
-            while True:
-                rest.write(bytes(1024))
-
-    def free(self) -> None:
-        """Gives back the half that `fill` took."""
-        self._filler.unlink()
-
-
 class _Confined(Controller):
     """A controller whose journal lies on a small disk."""
 
-    def __init__(self, supervisor: Supervisor, disk: _SmallDisk) -> None:
+    def __init__(self, supervisor: Supervisor, disk: SmallDisk) -> None:
         super().__init__(supervisor, disk.directory / "data")
         self._disk = disk
 
@@ -79,12 +50,12 @@ class _Confined(Controller):
 
 
 @pytest.fixture
-def disk(supervisor: Supervisor, tmp_path: Path) -> _SmallDisk:
-    return _SmallDisk(supervisor, tmp_path / "disk")
+def disk(supervisor: Supervisor, tmp_path: Path) -> SmallDisk:
+    return SmallDisk(supervisor, tmp_path / "disk", DISK_BYTES)
 
 
 @pytest.fixture
-def confined(supervisor: Supervisor, disk: _SmallDisk) -> Iterator[_Confined]:
+def confined(supervisor: Supervisor, disk: SmallDisk) -> Iterator[_Confined]:
     controller = _Confined(supervisor, disk)
     yield controller
     controller.close()
@@ -128,9 +99,9 @@ def _acked(callers: list[_Caller]) -> list[int]:
 
 
 def test_a_full_disk_refuses_mutations_serves_reads_and_recovers_when_there_is_room(
-    disk: _SmallDisk, confined: _Confined
+    disk: SmallDisk, confined: _Confined
 ) -> None:
-    disk.fill()
+    disk.fill(FILLER_BYTES)
     confined.start()
     node, client = confined.node(), confined.client()
     assert node.next_order().HasField("sync")
@@ -167,8 +138,8 @@ def _kill(daemon: Controller) -> None:
     daemon.child.kill()
 
 
-def test_nothing_acknowledged_before_the_disk_was_full_is_lost_to_a_kill(disk: _SmallDisk, confined: _Confined) -> None:
-    disk.fill()
+def test_nothing_acknowledged_before_the_disk_was_full_is_lost_to_a_kill(disk: SmallDisk, confined: _Confined) -> None:
+    disk.fill(FILLER_BYTES)
     confined.start()
     node, client = confined.node(), confined.client()
     assert node.next_order().HasField("sync")

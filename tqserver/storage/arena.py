@@ -252,7 +252,7 @@ def open_arena(path: Path, *, node: str, file_bytes: int, segment_bytes: int) ->
         else:
             header = _check(descriptor, path, node, file_bytes, segment_bytes)
             # Its former life may have ended before all of it was allocated; blocks lie only in what was.
-            allocated_bytes = _allocated_bytes(descriptor, path, header)
+            allocated_bytes = read_allocated_bytes(descriptor, path, header)
             _require_room(descriptor, path, allocated_bytes)
             _allocate(descriptor, path, 0, allocated_bytes)
         return Arena(descriptor, path, header, created=created)
@@ -300,8 +300,12 @@ def _is_blank(descriptor: int) -> bool:
     return not any(page)
 
 
-def _allocated_bytes(descriptor: int, path: Path, header: wire.ArenaHeader) -> int:
-    """Reads how much of a file that exists its former life had allocated."""
+def read_allocated_bytes(descriptor: int, path: Path, header: wire.ArenaHeader) -> int:
+    """Reads how much of a file that exists is allocated: by the node that serves it, or by its former life.
+
+    Raises:
+        InvalidArgument: what the file says of it cannot be.
+    """
     (allocated_bytes,) = _ALLOCATED.unpack(os.pread(descriptor, _ALLOCATED.size, _ALLOCATED_OFFSET))
     if not header.data_offset < allocated_bytes <= header.file_bytes:
         raise InvalidArgument(f"arena file {path}: {allocated_bytes} bytes of it cannot be allocated; remove it")

@@ -19,6 +19,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, NoReturn, TextIO
 
 from tqclient.errors import TQError, TransportUnavailable
@@ -27,6 +28,7 @@ from tqclient.wire import mooncake
 from tqclient.wire.addresses import join_address
 from tqserver import limits
 from tqserver.storage import gather
+from tqserver.storage.arena import read_allocated_bytes
 from tqserver.storage.populate import populate
 
 EXIT_REFUSED: Final = 3
@@ -52,7 +54,7 @@ def die_with(parent: int) -> None:
         raise EngineFailed(f"the node, process {parent}, is gone")
 
 
-def open_locked(path: str, arena: int) -> tuple[int, wire.ArenaHeader]:
+def open_locked(path: Path, arena: int) -> tuple[int, wire.ArenaHeader]:
     """Opens the arena file and takes the lock of an engine; returns its descriptor and header."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     wire.lock_engine(descriptor)
@@ -92,8 +94,17 @@ def map_anywhere(descriptor: int, length: int) -> int:
     raise EngineFailed(f"mapping {length} bytes of the arena: {os.strerror(number)}")
 
 
-def start(options: argparse.Namespace, module: Any, base: int, length: int) -> tuple[Any, dict[str, object]]:
+def start(
+    options: argparse.Namespace, module: Any, base: int, length: int, allocated_bytes: int
+) -> tuple[Any, dict[str, object]]:
     """Makes the engine, registers the arena with it, and proves that both ends of it can be reached.
+
+    Args:
+        options: of the command line.
+        module: the library.
+        base: of the mapping.
+        length: of the whole file, all of which is registered: what is allocated later is served without another word.
+        allocated_bytes: of the file, from its start. No page behind them may be touched: it need not be there.
 
     Returns:
         The engine, which lives as long as it is referred to, and what the node is told.
@@ -119,7 +130,7 @@ def start(options: argparse.Namespace, module: Any, base: int, length: int) -> t
             + ("; is the limit of locked memory (memlock) unlimited?" if protocol == "rdma" else "")
         )
     segment = join_address(host, engine.get_rpc_port())
-    read_last_byte(engine, segment, base + length - 1, protocol)
+    read_last_byte(engine, segment, base + allocated_bytes - 1, protocol)
     return engine, {
         "segment": segment,
         "base": base,
@@ -137,7 +148,7 @@ def serve_gathers(options: argparse.Namespace, base: int, header: wire.ArenaHead
 
 
 def read_last_byte(engine: Any, segment: str, address: int, protocol: str) -> None:
-    """Reads the last registered byte: over TCP in the way of a peer, through the engine and its host's name.
+    """Reads the last byte that is there: over TCP in the way of a peer, through the engine and its host's name.
 
     Over RDMA the target of a transfer would have to be registered, too; there, the mapping's pages are pinned by now.
     """
@@ -163,7 +174,7 @@ def warm(base: int, length: int) -> None:
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parses what the node passes on."""
     parser = argparse.ArgumentParser(prog="tq-storage engine", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--arena-path", required=True)
+    parser.add_argument("--arena-path", required=True, type=Path)
     parser.add_argument("--arena", required=True, type=int, help="identity that the file must have")
     parser.add_argument("--host", required=True, help="name or address that peers reach this host by")
     parser.add_argument("--devices", default="", help="adapters to use, with commas; empty: all")
@@ -197,7 +208,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         descriptor, header = open_locked(options.arena_path, options.arena)
         length = header.file_bytes
         base = map_anywhere(descriptor, length)
-        _engine, facts = start(options, module, base, length)
+        allocated_bytes = read_allocated_bytes(descriptor, options.arena_path, header)
+        _engine, facts = start(options, module, base, length, allocated_bytes)
         facts |= serve_gathers(options, base, header)
     except TransportUnavailable as error:
         _say(answer, refusal=error.message)

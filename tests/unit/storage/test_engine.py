@@ -246,7 +246,7 @@ def test_the_command_names_everything_that_was_asked_for() -> None:
     command = options.command()
     assert command[:3] == [sys.executable, "-m", "tqserver.storage.engine_process"]
     parsed = arguments(command[3:])
-    assert (parsed.arena_path, parsed.arena, parsed.host) == ("/dev/shm/a", 77, "10.0.0.1")
+    assert (parsed.arena_path, parsed.arena, parsed.host) == (Path("/dev/shm/a"), 77, "10.0.0.1")
     assert (parsed.devices, parsed.ports, parsed.gid_index) == ("mlx5_0,mlx5_1", [20_000, 20_100], 3)
     assert (parsed.rdma, parsed.parent) == (True, os.getpid())
     assert not arguments(EngineOptions(Path("/a"), 1, "h").command()[3:]).rdma

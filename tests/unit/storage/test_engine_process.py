@@ -79,20 +79,20 @@ def test_populating_changes_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_arena_must_be_the_one_that_the_node_serves(tmp_path: Path) -> None:
     with open_arena(tmp_path / "a", node="n", file_bytes=8 * MIB, segment_bytes=4 * MIB) as arena:
         identity = arena.header.arena
-        descriptor, header = open_locked(str(arena.path), identity)
+        descriptor, header = open_locked(arena.path, identity)
         assert (header.arena, header.file_bytes) == (identity, 8 * MIB)
         with arena.path.open("r+b") as looker:
             assert engine_locked(looker.fileno())
             os.close(descriptor)
             assert not engine_locked(looker.fileno())
         with pytest.raises(EngineFailed, match=f"holds arena {identity:x}, not 1"):
-            open_locked(str(arena.path), 1)
+            open_locked(arena.path, 1)
 
 
-def test_everything_is_registered_once_and_then_read_at_its_end() -> None:
+def test_everything_is_registered_once_and_then_read_at_the_end_of_what_is_there() -> None:
     engine = FakeEngine()
     options = arguments([*ARGUMENTS, "--host=fd00::1", "--devices=mlx5_0"])
-    made, facts = start(options, engine, 0x1000, 64)
+    made, facts = start(options, engine, 0x1000, 64, 48)
     assert made is engine
     assert facts == {
         "segment": "[fd00::1]:15123",
@@ -105,7 +105,7 @@ def test_everything_is_registered_once_and_then_read_at_its_end() -> None:
     assert [name for name, *_ in engine.calls] == ["initialize", "register_memory", "transfer_sync_read"]
     assert engine.calls[0] == ("initialize", "fd00::1", "P2PHANDSHAKE", "tcp", "mlx5_0")
     assert engine.calls[1] == ("register_memory", 0x1000, 64)
-    assert (engine.calls[2][1], *engine.calls[2][3:]) == ("[fd00::1]:15123", 0x103F, 1)
+    assert (engine.calls[2][1], *engine.calls[2][3:]) == ("[fd00::1]:15123", 0x102F, 1)
 
 
 @pytest.mark.parametrize(
@@ -118,23 +118,23 @@ def test_everything_is_registered_once_and_then_read_at_its_end() -> None:
 )
 def test_each_no_of_the_library_is_told(call: str, status: int, reason: str) -> None:
     with pytest.raises(EngineFailed, match=reason):
-        start(arguments([*ARGUMENTS, "--host=h"]), FakeEngine(**{call: status}), 0x1000, 64)
+        start(arguments([*ARGUMENTS, "--host=h"]), FakeEngine(**{call: status}), 0x1000, 64, 64)
 
 
 def test_rdma_is_what_was_opened_and_not_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     options = arguments([*ARGUMENTS, "--host=h", "--rdma"])
     engine = FakeEngine()
     with pytest.raises(TransportUnavailable, match="RDMA is required, and the engine found no adapter"):
-        start(options, engine, 0x1000, 64)
+        start(options, engine, 0x1000, 64, 64)
     assert engine.calls == [("initialize", "h", "P2PHANDSHAKE", "rdma", "")]
 
     monkeypatch.setattr(mooncake, "protocol_in_use", lambda: "rdma")
     arena = ctypes.create_string_buffer(64)
     engine = FakeEngine()
-    assert start(options, engine, ctypes.addressof(arena), 64)[1]["protocol"] == "rdma"
+    assert start(options, engine, ctypes.addressof(arena), 64, 64)[1]["protocol"] == "rdma"
     assert [name for name, *_ in engine.calls] == ["initialize", "register_memory"]  # no target that is registered
     with pytest.raises(EngineFailed, match="returned -1; is the limit of locked memory"):
-        start(options, FakeEngine(register_memory=-1), ctypes.addressof(arena), 64)
+        start(options, FakeEngine(register_memory=-1), ctypes.addressof(arena), 64, 64)
 
 
 def test_options_reach_the_library_through_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
