@@ -140,7 +140,7 @@ class NodeInfo:
         name: as it was configured.
         address: `host:port`.
         attached: whether the controller is in touch with it.
-        capacity_bytes: of its arena.
+        capacity_bytes: of its arena, or of what is allocated of it by now.
         used_bytes: sealed and reserved, as it last reported.
         transport: which path serves it: `shm`, `grpc`, ...; empty when there is none.
         reason: why this path, and why no better one.

@@ -40,7 +40,7 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
     def __init__(self, port: int = 0) -> None:
         self.hellos: queue.Queue[controller_pb2.NodeHello] = queue.Queue()
         self.gone: queue.Queue[int] = queue.Queue()
-        self.used_bytes = -1
+        self.usage = controller_pb2.NodeUsage()
         self.metadata: dict[str, str] = {}
         self.refuse: str | None = None
         self._orders: queue.Queue[controller_pb2.NodeOrder | None] = queue.Queue()
@@ -72,7 +72,7 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
                 if report.HasField("writer_gone"):
                     self.gone.put(report.writer_gone.session)
                 elif report.HasField("usage"):
-                    self.used_bytes = report.usage.used_bytes
+                    self.usage = report.usage
         except grpc.RpcError:
             return  # the link broke
 

@@ -10,6 +10,7 @@ import pytest
 from tests.harness import SmallDisk, Supervisor
 from tests.process.storage_rig import Rig, wait_for
 from tests.process.test_engine import peer_reads
+from tqclient.errors import StorageFull
 from tqclient.limits import MIB
 from tqserver import limits
 from tqserver.storage.arena import open_arena
@@ -54,3 +55,16 @@ def test_an_engine_serves_what_there_is_and_what_comes_later(rig: Rig, disk: Sma
     write_at(rig.arena, ARENA_BYTES - 3, b"END")
     assert peer_reads(endpoint, ARENA_BYTES - 3, 3) == b"END"
     assert rig.describe().mooncake == endpoint
+
+
+def test_the_controller_is_told_what_there_is_and_when_it_is_more(rig: Rig, disk: SmallDisk) -> None:
+    whole_bytes = rig.start(sessions=[1]).node.capacity_bytes
+    now_bytes = rig.describe().capacity_bytes
+    assert ARENA_BYTES - 3 * MIB < whole_bytes < ARENA_BYTES
+    assert ALLOCATED_BYTES - 3 * MIB < now_bytes < ALLOCATED_BYTES
+    wait_for(lambda: rig.controller.usage.capacity_bytes == now_bytes)
+    with pytest.raises(StorageFull, match=f"{now_bytes} of {now_bytes} bytes are free"):
+        rig.reserve(1, ALLOCATED_BYTES)
+    disk.free()
+    wait_for(lambda: rig.controller.usage.capacity_bytes == whole_bytes, GROWN_SECONDS)
+    assert rig.reserve(1, ALLOCATED_BYTES).length == ALLOCATED_BYTES

@@ -10,6 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from tests.harness import wait_until
 from tests.process.controller_daemon import (
     DIRECTORY,
     EXTENT_BYTES,
@@ -183,6 +184,27 @@ def test_a_node_is_synchronised_reports_usage_and_ends_the_sessions_of_dead_writ
     with pytest.raises(errors.Unavailable, match="replaced"):
         node.next_order()
     second.close()
+
+
+def test_a_node_has_the_capacity_that_it_reports_and_without_a_report_that_of_its_hello(
+    client: Client, node: Node
+) -> None:
+    def capacity_and_used_bytes() -> tuple[int, int]:
+        (told,) = client.call("DescribeCluster", pb.DescribeClusterRequest()).nodes
+        return told.capacity_bytes, told.used_bytes
+
+    def wait_told(capacity_bytes: int, used_bytes: int) -> None:
+        told = (capacity_bytes, used_bytes)
+        wait_until(lambda: capacity_and_used_bytes() == told, timeout=5, what=f"{told} is told")
+
+    node.next_order()  # it is attached
+    wait_told(1 << 30, 0)
+    node.report(usage=pb.NodeUsage(used_bytes=1))  # as nodes did that knew of no other capacity
+    wait_told(1 << 30, 1)
+    node.report(usage=pb.NodeUsage(used_bytes=2, capacity_bytes=8192))
+    wait_told(8192, 2)
+    node.close()
+    wait_told(1 << 30, 0)
 
 
 @pytest.mark.parametrize("method", ["Commit", "Claim", "Heartbeat", "OpenSession", "DescribeCluster"])

@@ -47,7 +47,7 @@ def test_life_of_an_extent(rig: Rig) -> None:
     assert rig.read(extent[:3]) == data
     parts = [(window.offset + start, length, window.generation) for start, length in ((5, 3), (0, 2 * MIB), (9, 0))]
     assert rig.read(*parts) == data[5:8] + data[: 2 * MIB]
-    wait_for(lambda: rig.controller.used_bytes == window.length)
+    wait_for(lambda: rig.controller.usage.used_bytes == window.length)
 
     rig.controller.freed([extent])
     rig.wait_used(0, 0)

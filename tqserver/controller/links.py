@@ -38,13 +38,13 @@ class _Link:
     Attributes:
         node: its name.
         arena: that it serves.
-        used_bytes: as last reported.
+        usage: as last reported.
     """
 
     def __init__(self, node: str, arena: int) -> None:
         self.node = node
         self.arena = arena
-        self.used_bytes = 0
+        self.usage = pb.NodeUsage()
         self._sync: pb.NodeOrder | None = None
         self._orders: list[_Order] = []
         self._sequence = 0
@@ -140,11 +140,13 @@ class Links:
         return self._core.topology_version + self._changes
 
     def fill_in(self, nodes: Iterable[pb.Node]) -> None:
-        """Sets what only the links know: who is attached, and how much is used."""
+        """Sets what only the links know: who is attached, and how much is there and used."""
         for node in nodes:
             link = self._links.get(node.name)
             node.attached = link is not None
-            node.used_bytes = link.used_bytes if link is not None else 0
+            usage = link.usage if link is not None else pb.NodeUsage()
+            node.used_bytes = usage.used_bytes
+            node.capacity_bytes = usage.capacity_bytes or node.capacity_bytes
 
     def check_reachable(self, request: pb.CommitRequest) -> None:
         """Raises LeaseExpired when a replica lies on a node that is away: it may never come back with those bytes."""
@@ -241,7 +243,7 @@ class Links:
             async for report in reports:
                 kind = report.WhichOneof("report")
                 if kind == "usage":
-                    link.used_bytes = report.usage.used_bytes
+                    link.usage = report.usage
                 elif kind == "writer_gone":
                     await self._end_session(report.writer_gone.session)
                 else:

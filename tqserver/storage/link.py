@@ -92,6 +92,7 @@ class Link:
             stub = controller_pb2_grpc.ControllerStub(channel)  # type: ignore[no-untyped-call,unused-ignore]
             call = stub.Attach(metadata=self._metadata())
             await call.write(pb.NodeReport(hello=self._hello()))
+            await call.write(pb.NodeReport(usage=self._usage()))
             self._call = call
             try:
                 while (order := await call.read()) is not grpc.aio.EOF:
@@ -109,7 +110,7 @@ class Link:
                 call.cancel()
 
     def _hello(self) -> pb.NodeHello:
-        header, usage = self._node.arena.header, self._node.usage()
+        header = self._node.arena.header
         return pb.NodeHello(
             node=pb.Node(
                 name=header.node,
@@ -117,14 +118,17 @@ class Link:
                 arena=header.arena,
                 incarnation=self._node.incarnation,
                 capacity_bytes=self._node.capacity_bytes,
-                used_bytes=usage.used,
             ),
             seen_sequence=self._node.arena.controller_sequence,
         )
 
+    def _usage(self) -> pb.NodeUsage:
+        usage = self._node.usage()
+        return pb.NodeUsage(used_bytes=usage.used, capacity_bytes=usage.capacity)
+
     async def _report_forever(self) -> None:
         """Looks after the writers, attached or not, and tells the controller of those that are gone and of usage."""
-        told_call, told_bytes, told_at = None, -1, 0.0
+        told_call, told_usage, told_at = None, pb.NodeUsage(), 0.0
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(limits.WRITER_POLL)
@@ -132,13 +136,13 @@ class Link:
             for session in self._node.look_at_writers():
                 _log.info("writer is gone", session=session)
                 reports.append(pb.NodeReport(writer_gone=pb.WriterGone(session=session)))
-            used_bytes, call = self._node.usage().used, self._call
-            changed = call is not told_call or used_bytes != told_bytes
-            if changed and loop.time() >= told_at + limits.USAGE_INTERVAL:
-                reports.append(pb.NodeReport(usage=pb.NodeUsage(used_bytes=used_bytes)))
-                told_call, told_bytes, told_at = call, used_bytes, loop.time()
+            usage, call = self._usage(), self._call
             if call is None or not self._node.attached:
                 continue
+            changed = call is not told_call or usage != told_usage
+            if changed and loop.time() >= told_at + limits.USAGE_INTERVAL:
+                reports.append(pb.NodeReport(usage=usage))
+                told_call, told_usage, told_at = call, usage, loop.time()
             try:
                 for report in reports:
                     await call.write(report)

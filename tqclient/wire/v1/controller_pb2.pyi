@@ -839,10 +839,12 @@ class NodeHello(_message.Message):
     def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., seen_sequence: _Optional[int] = ...) -> None: ...
 
 class NodeUsage(_message.Message):
-    __slots__ = ("used_bytes",)
+    __slots__ = ("used_bytes", "capacity_bytes")
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     used_bytes: int
-    def __init__(self, used_bytes: _Optional[int] = ...) -> None: ...
+    capacity_bytes: int
+    def __init__(self, used_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ...) -> None: ...
 
 class WriterGone(_message.Message):
     __slots__ = ("session",)

@@ -46,7 +46,7 @@ class State:
         next_*: ids that come next; none is ever used twice.
         partitions: by id.
         names: partition name → id.
-        nodes: by name; `attached` and `used_bytes` are the shell's to fill in.
+        nodes: by name, as they introduced themselves; what they report after that is the shell's to fill in.
         arenas: arena → name of the node that it was first seen at.
         orphans: (partition_id, consumer, dp_rank) of a rank without members → when it gives its shares back; volatile.
         last_pin: counts within the epoch; volatile.
