@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 
 import numpy as np
 import pytest
@@ -26,28 +26,33 @@ MAPPING = np.random.default_rng(3).integers(0, 256, 3_000_000, dtype=np.uint8)
 PORTS = (20_000, 30_000)
 
 
-def serve(seconds: float = 10) -> GatherServer:
+@contextmanager
+def serve(seconds: float = 10) -> Iterator[GatherServer]:
     server = GatherServer(listen("127.0.0.1", PORTS), MAPPING.data, DATA_OFFSET, seconds=seconds)
     server.start()
-    return server
+    with closing(server):
+        yield server
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[GatherServer]:
-    server = serve()
-    yield server
-    server.close()
+    with serve() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def port(server: GatherServer) -> Iterator[GatherPort]:
-    port = port_to(server)
-    yield port
-    port.close()
+    with port_to(server) as port:
+        yield port
 
 
-def port_to(server: GatherServer) -> GatherPort:
-    return GatherPort(f"127.0.0.1:{server.port}", server.secret, "node n0")
+def port_to(server: GatherServer, *, secret: int | None = None) -> closing[GatherPort]:
+    secret = server.secret if secret is None else secret
+    return closing(GatherPort(f"127.0.0.1:{server.port}", secret, "node n0"))
+
+
+def connect(server: GatherServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), 5)
 
 
 def fetch(port: GatherPort, runs: list[tuple[int, int]], timeout: float | None = 5) -> bytes:
@@ -68,8 +73,9 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def peers() -> int:
-    return sum(thread.name == "tq-gather-peer" for thread in threading.enumerate())
+def peers(server: GatherServer) -> int:
+    """Connections that it serves at present."""
+    return limits.GATHER_CONNECTIONS_MAX - server._room._value
 
 
 RUN = st.tuples(st.integers(DATA_OFFSET, MAPPING.size - 1), st.integers(1, 400_000)).map(
@@ -114,7 +120,7 @@ def test_a_request_is_laid_out_as_specified() -> None:
 
 def ask(server: GatherServer, request: bytes) -> bytes:
     """Sends raw bytes and returns everything until the end of the connection."""
-    with socket.create_connection(("127.0.0.1", server.port), 5) as peer:
+    with connect(server) as peer:
         peer.sendall(request)
         answer = b""
         try:
@@ -166,12 +172,12 @@ def test_strangers_get_no_byte(server: GatherServer) -> None:
 def test_a_request_cut_anywhere_leaves_nothing_behind(server: GatherServer, port: GatherPort) -> None:
     good = request(server, DATA_OFFSET, 8)
     fetch(port, [(DATA_OFFSET, DATA_OFFSET + 1)])
-    eventually(lambda: peers() == 1)
+    eventually(lambda: peers(server) == 1)
     with leaks_nothing():
         for length in range(len(good)):
-            with socket.create_connection(("127.0.0.1", server.port), 5) as peer:
+            with connect(server) as peer:
                 peer.sendall(good[:length])
-    assert peers() == 1
+    assert peers(server) == 1
 
 
 def dribble(peer: socket.socket, data: bytes) -> None:
@@ -182,37 +188,26 @@ def dribble(peer: socket.socket, data: bytes) -> None:
 
 
 def test_slow_and_silent_peers_are_cut_off_and_hold_nobody_up() -> None:
-    server = serve(seconds=1.0)
-    wanted = request(server, *(DATA_OFFSET, END - DATA_OFFSET) * 20)
-    with leaks_nothing():
-        slow = [socket.create_connection(("127.0.0.1", server.port), 5) for _ in range(3)]
+    with serve(seconds=1.0) as server, leaks_nothing(), ExitStack() as stack:
+        wanted = request(server, *(DATA_OFFSET, END - DATA_OFFSET) * 20)
+        slow = [stack.enter_context(connect(server)) for _ in range(3)]
         started = time.monotonic()
         slow[1].sendall(wanted)  # and takes nothing of 60 MB
-        port = port_to(server)
+        port = stack.enter_context(port_to(server))
         assert fetch(port, [(600, 700)]) == MAPPING[600:700].tobytes()
         assert time.monotonic() - started < 1.0  # none of them is cut off yet
         with pytest.raises(ConnectionError):
             dribble(slow[2], wanted)
         assert slow[0].recv(1) == b""
         assert fetch(port, [(600, 700)]) == MAPPING[600:700].tobytes()  # its kept connection was cut off, too
-        for peer in slow:
-            peer.close()
-        port.close()
-    server.close()
 
 
 def test_a_full_server_refuses_and_has_room_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "GATHER_CONNECTIONS_MAX", 2)
-    server = serve()
-    held = [socket.create_connection(("127.0.0.1", server.port), 5) for _ in range(2)]
-    port = port_to(server)
-    with pytest.raises(GatherRefused):
-        fetch(port, [(600, 700)])
-    held.pop().close()
-    eventually(lambda: _served(port))
-    held.pop().close()
-    port.close()
-    server.close()
+    with serve() as server, connect(server), port_to(server) as port:
+        with connect(server), pytest.raises(GatherRefused):
+            fetch(port, [(600, 700)])
+        eventually(lambda: _served(port))
 
 
 def _served(port: GatherPort) -> bool:
@@ -226,19 +221,16 @@ def test_a_port_that_nobody_listens_on_was_never_reached() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = GatherPort(f"127.0.0.1:{unused.getsockname()[1]}", 1, "node n0")
-        with pytest.raises(GatherUnreachable):
+        with closing(port), pytest.raises(GatherUnreachable):
             fetch(port, [(600, 700)])
 
 
 def test_a_server_that_is_gone_is_unavailable_and_its_port_with_another_secret_refuses() -> None:
-    server = serve(seconds=0.05)
-    port = port_to(server)
-    fetch(port, [(600, 700)])
-    other = GatherPort(f"127.0.0.1:{server.port}", server.secret ^ 1, "node n0")
-    with pytest.raises(GatherRefused):
-        fetch(other, [(600, 700)])
-    server.close()
-    eventually(lambda: peers() <= 1)  # one of the module's own server
-    with pytest.raises(Unavailable, match="the engine of node n0 is gone"):
+    with serve(seconds=0.05) as server, port_to(server) as port:
         fetch(port, [(600, 700)])
-    port.close()
+        with port_to(server, secret=server.secret ^ 1) as other, pytest.raises(GatherRefused):
+            fetch(other, [(600, 700)])
+        server.close()
+        eventually(lambda: peers(server) == 0)  # it has let go of the connection that `port` keeps
+        with pytest.raises(Unavailable, match="the engine of node n0 is gone"):
+            fetch(port, [(600, 700)])
