@@ -27,7 +27,10 @@ ROW_BYTES = 64 * KIB
 HELD = """
 import os, signal, sys
 import tqclient as tq
+from tests.harness.stdout import keep_to_python
 from tqclient.operations import claims, read
+
+keep_to_python()
 
 def stop_before_reading(operations):
     fetch = operations.fetch

@@ -4,6 +4,7 @@ proxy.py       FaultProxy: stands between two ends of a TCP connection; delays, 
 disk.py        SmallDisk: a file system with little room
 supervisor.py  Supervisor: starts child processes, kills, stops and continues them by pid, ends them all with the test
 ledger.py      Ledger: what every process did, in files that survive its death; compared with the state at the end
+stdout.py      keeps what a library prints out of what a program says to its test
 leaks.py       what a process holds: descriptors, threads, children, shared memory (the fixture is `no_leaks`)
 """
 

@@ -179,8 +179,7 @@ class Supervisor:
         pass_fds: Sequence[int] = (),
     ) -> Child:
         """Starts any program, likewise; it inherits the descriptors `pass_fds`."""
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        environment = {**os.environ, "PYTHONPATH": path, **(env or {})}
+        environment = {**child_environ(), **(env or {})}
         child = Child(name or f"child-{len(self.children)}", command, self._directory, environment, pass_fds)
         self.children.append(child)
         return child
@@ -195,6 +194,12 @@ class Supervisor:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def child_environ() -> dict[str, str]:
+    """Returns this process' environment for a child, which finds this project's packages and tests."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}
 
 
 def is_stopped(pid: int) -> bool:

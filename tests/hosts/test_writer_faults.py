@@ -34,8 +34,10 @@ WRITER = """
 import signal, sys
 import numpy as np
 import tqclient as tq
+from tests.harness.stdout import keep_to_python
 from tqclient.operations import put, sessions
 
+keep_to_python()
 address, transport, how, number, size = *sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5])
 
 def try_once(state, deadline, attempt):

@@ -11,6 +11,7 @@ import os
 import sys
 from typing import Any
 
+from tests.harness.stdout import keep_to_python
 from tqclient.wire import mooncake
 
 
@@ -39,6 +40,7 @@ def write(engine: Any, segment: str, address: int, length: int) -> None:
 
 
 def main() -> None:
+    keep_to_python()
     command, segment, address, length = sys.argv[1:]
     engine = mooncake.load().TransferEngine()
     assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0

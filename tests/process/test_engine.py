@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.harness.supervisor import Child, Supervisor
+from tests.harness.supervisor import Child, Supervisor, child_environ
 from tests.process.storage_rig import Rig, wait_for
 from tqclient.errors import InvalidArgument, LeaseExpired, Unavailable
 from tqclient.limits import MIB
@@ -55,8 +55,9 @@ def locked(path: Path) -> bool:
 
 def peer_reads(endpoint: storage_pb2.MooncakeEndpoint, offset: int, length: int) -> bytes:
     command = [sys.executable, str(PEER), "read", endpoint.segment, str(endpoint.base + offset), str(length)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    return bytes.fromhex(done.stdout.splitlines()[-1])  # the library may print lines of its own before
+    done = subprocess.run(command, env=child_environ(), capture_output=True, text=True, timeout=30, check=True)
+    assert not done.stdout.startswith("failed"), done.stdout + done.stderr
+    return bytes.fromhex(done.stdout)
 
 
 def blob(length: int, seed: int = 0) -> bytes:
