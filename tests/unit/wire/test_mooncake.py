@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -75,7 +76,18 @@ def test_the_protocol_is_what_was_opened(monkeypatch: pytest.MonkeyPatch) -> Non
     assert mooncake.protocol_in_use() == "rdma"
 
 
-def test_a_host_of_the_other_family_is_refused_once_the_library_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def own_environ() -> Iterator[None]:
+    """What the test sets in the environment, loading included, ends with it: later tests' children would have it."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def test_a_host_of_the_other_family_is_refused_once_the_library_is_loaded(
+    own_environ: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("MC_USE_IPV6", raising=False)
     monkeypatch.setitem(sys.modules, "mooncake.engine", ModuleType("mooncake.engine"))
     with pytest.raises(TransportUnavailable, match="speaks IPv4 in this process, and fd00::1 is IPv6"):
@@ -84,7 +96,7 @@ def test_a_host_of_the_other_family_is_refused_once_the_library_is_loaded(monkey
     mooncake.load("fd00::1")
 
 
-def test_the_first_host_chooses_the_family(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_host_chooses_the_family(own_environ: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MC_USE_IPV6", raising=False)
     monkeypatch.delitem(sys.modules, "mooncake.engine", raising=False)
     monkeypatch.setattr("importlib.import_module", ModuleType)
