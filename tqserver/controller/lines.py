@@ -31,9 +31,9 @@ from contextlib import suppress
 from itertools import count, islice
 from typing import Any, Final, NamedTuple, Protocol
 
-from tqclient.errors import BackpressureTimeout, ClaimTimeout, Sealed, TQError
+from tqclient.errors import BackpressureTimeout, ClaimTimeout, InvalidArgument, Sealed, TQError
 from tqclient.wire.v1 import controller_pb2 as pb
-from tqserver.controller.core import Demand, Limit, Readiness
+from tqserver.controller.core import Demand, Limit, Readiness, limits
 from tqserver.refusal import refusal
 
 GRANTS_MAX: Final = 64
@@ -175,6 +175,10 @@ class Line(ABC):
     def timeout(self, waiter: Waiter) -> TQError:
         """Returns what to say to one who waited in vain."""
 
+    def crowded(self, waiter: Waiter) -> TQError | None:
+        """Returns why one that was just added may not stay."""
+        return None
+
     def add(self, waiter: Waiter) -> None:
         """Puts one in its place: at the end, or further up if it was granted and came back."""
         key = waiter.queue_key = self.queue_of(waiter.request)
@@ -212,6 +216,20 @@ class ClaimLine(Line):
         waiter.choice = _choice(waiter.request)
         waiter.countable = self._gauge.countable(waiter.request)
         super().add(waiter)
+
+    def crowded(self, waiter: Waiter) -> TQError | None:
+        """Each choice of samples is looked at whenever something changes, and everybody waits for that."""
+        if len(self._queues) <= limits.VIEWS_PER_CONSUMER_MAX:
+            return None
+        choices = len({next(iter(queue)).choice for queue in self._queues.values()})
+        if choices <= limits.VIEWS_PER_CONSUMER_MAX:
+            return None
+        request = waiter.request
+        return InvalidArgument(
+            f"claims of consumer {request.consumer!r} of partition {request.partition_id} wait for "
+            f"{limits.VIEWS_PER_CONSUMER_MAX} choices of `fields` and `where` already, the most there can be: wait for "
+            "fewer at a time, or as another consumer"
+        )
 
     def queue_of(self, request: Any) -> QueueKey:
         """Which samples it waits for, and as whom; and whether it can be met while the partition takes samples."""

@@ -70,10 +70,15 @@ class Waiters:
         self._answer(line, line.serve(newcomer=waiter))
         if waiter not in line:
             return  # answered
-        if seconds > 0:
-            waiter.cancel_deadline = self._schedule(seconds, lambda: self._expire(waiter))
-        else:
+        if seconds <= 0:
             self._expire(waiter)
+            return
+        crowded = line.crowded(waiter)
+        if crowded is not None:
+            line.remove(waiter)
+            waiter.refuse(crowded)
+            return
+        waiter.cancel_deadline = self._schedule(seconds, lambda: self._expire(waiter))
 
     def _expire(self, waiter: Waiter) -> None:
         line = self._line(waiter)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from tqserver.controller.core import limits
 from tqserver.controller.core.arrays import grown
+from tqserver.controller.core.cache import Cache
 from tqserver.controller.core.groups import GroupIndex
 from tqserver.controller.core.priorities import PriorityIndex
 from tqserver.controller.core.shares import RankGroup, Share
@@ -57,8 +57,10 @@ class Consumer:
         self.attempts = np.zeros(capacity, dtype=np.uint16)
         self.counts = np.zeros(STATES, dtype=np.int64)
         self.last_fields: tuple[str, ...] | None = None
-        # A cache: what a view says follows from the states and the columns.
-        self.views: OrderedDict[ViewKey, View] = OrderedDict()
+        # What a view says follows from the states and the columns.
+        self.views: Cache[ViewKey, View] = Cache(
+            limits.IDLE_VIEWS_MAX, limits.VIEWS_PER_CONSUMER_MAX, limits.VIEWS_BYTES_MAX
+        )
         self.grants = 0
         self.granted_groups: dict[bytes, None] = {}
         self.ranks: RankGroup | None = None
@@ -69,8 +71,17 @@ class Consumer:
         """Makes room for more slots."""
         self.state = grown(self.state, capacity)
         self.attempts = grown(self.attempts, capacity)
-        for view in self.views.values():
+        for view in self.views:
             view.resize(capacity)
+
+    def twin(self) -> Consumer:
+        """Returns another one of the same progress, which was granted nothing; it takes all views but the latest."""
+        twin = Consumer("", 0, self._samples)
+        twin.state, twin.attempts, twin.counts = self.state.copy(), self.attempts.copy(), self.counts.copy()
+        key, view = self.views.pop_latest()
+        self.views, twin.views = twin.views, self.views
+        self.views.add(key, view)
+        return twin
 
     def begin(self, alive: NDArray[np.bool_], stale: NDArray[np.bool_]) -> None:
         """Takes in the first slots, of which nothing is known yet: as open, or stale, where a sample lies in them."""
@@ -103,8 +114,9 @@ class Consumer:
         if state == OPEN:
             self.refresh(slots)
         else:
-            for view in self.views.values():
+            for view in self.views:
                 view.close(slots)
+            self.views.changed()
 
     def vacate(self, slots: NDArray[np.int64]) -> None:
         """No sample lies in these slots any more."""
@@ -112,16 +124,19 @@ class Consumer:
 
     def refresh(self, slots: Any) -> None:
         """Brings the views up to date for slots (int64 [n] or a slice) whose state or columns changed."""
-        if not self.views:
+        if not len(self.views):
             return
         is_open = self.state[slots] == OPEN
         any_open = bool(is_open.any())
-        for view in self.views.values():
-            if any_open:
-                matching = is_open if view.filter is None else is_open & self._samples.matching(view.filter, slots)
+        for view in self.views:
+            matching = is_open
+            if any_open and view.filter is not None:
+                matching = is_open & self._samples.matching(view.filter, slots)
+            if any_open and matching.any():
                 view.update(slots, matching & self._samples.written(view.key.fields, slots), matching)
             else:
                 view.close(slots)
+        self.views.changed()
 
     def shares(self) -> list[Share]:
         """Returns the shares of all of its DP ranks."""
@@ -129,44 +144,32 @@ class Consumer:
 
     def forget_groups(self) -> None:
         """Samples changed their groups: which groups are complete is found out anew."""
-        for view in self.views.values():
+        for view in self.views:
             view.group_indexes.clear()
 
     def view(self, key: ViewKey, size: int) -> View:
         """Returns the view of a key, made on first use (linear in the partition's size)."""
         view = self.views.get(key)
-        if view is None:
-            used = slice(0, size)
-            is_open = self.state[used] == OPEN
-            matching = None
-            if key.where or key.unaborted:
-                passes = TagFilter(key.where, key.unaborted)
-                is_open &= self._samples.matching(passes, used)
-                matching = (passes, grown(is_open, len(self.state)))
-            ready = grown(is_open & self._samples.written(key.fields, used), len(self.state))
-            view = self.views[key] = View(key, ready, matching)
-            if len(self.views) > limits.VIEWS_PER_CONSUMER_MAX:
-                self.views.popitem(last=False)
-        self.views.move_to_end(key)
-        return view
+        if view is not None:
+            return view
+        used = slice(0, size)
+        is_open = self.state[used] == OPEN
+        matching = None
+        if key.where or key.unaborted:
+            passes = TagFilter(key.where, key.unaborted)
+            is_open &= self._samples.matching(passes, used)
+            matching = (passes, grown(is_open, len(self.state)))
+        ready = grown(is_open & self._samples.written(key.fields, used), len(self.state))
+        return self.views.add(key, View(key, ready, matching))
 
     def groups(self, view: View, size: int | None) -> GroupIndex:
         """Returns which groups are complete in a view, found out on first use (linear in the partition's size)."""
         index = view.group_indexes.get(size)
-        if index is None:
-            if len(view.group_indexes) >= limits.GROUP_SIZES_PER_VIEW_MAX:
-                view.group_indexes.pop(next(iter(view.group_indexes)))
-            index = view.group_indexes[size] = GroupIndex(self._samples, view.ready, size)
-        return index
+        return index or view.group_indexes.add(size, GroupIndex(self._samples, view.ready, size))
 
     def priorities(self, view: View, tag: str) -> PriorityIndex:
         """Returns where the highest numbers under a tag are, found out on first use."""
-        index = view.priorities.get(tag)
-        if index is None:
-            if len(view.priorities) >= limits.PRIORITIES_PER_VIEW_MAX:
-                view.priorities.pop(next(iter(view.priorities)))
-            index = view.priorities[tag] = PriorityIndex()
-        return index
+        return view.priorities.get(tag) or view.priorities.add(tag, PriorityIndex())
 
     def pending(self, view: View) -> int:
         """Returns how many samples of the view's choice wait for one of its fields."""
@@ -177,8 +180,4 @@ class Consumer:
         self.state = grown(self.state[kept], capacity)
         self.attempts = grown(self.attempts[kept], capacity)
         self.counts[GONE] = 0
-        for key, view in self.views.items():
-            matching = None
-            if view.filter is not None and view.open is not None:
-                matching = (view.filter, grown(view.open.ready[kept], capacity))
-            self.views[key] = View(key, grown(view.ready[kept], capacity), matching)
+        self.views.replace(lambda view: view.compacted(kept, capacity))

@@ -36,6 +36,11 @@ class GroupIndex:
         self.complete = Bitmap(np.zeros(count, dtype=np.bool_))
         self._settle(np.arange(count))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory, about."""
+        return self._counts.nbytes + self._needs.nbytes + self.complete.nbytes
+
     def change(self, slots: Any, delta: NDArray[np.int64]) -> None:
         """Members became ready (+1), are so no longer (-1), or had their tags changed (0)."""
         groups = self._samples.group[slots]

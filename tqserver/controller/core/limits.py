@@ -12,8 +12,13 @@ PERMITS_PER_SESSION_MAX: Final = 65_536
 """Permits that a session holds at one time."""
 PINS_PER_SESSION_MAX: Final = 65_536
 """Read pins that a session holds at one time."""
-VIEWS_PER_CONSUMER_MAX: Final = 16
-"""Field sets of one consumer whose readiness is tracked; another one displaces the least recently used."""
+VIEWS_PER_CONSUMER_MAX: Final = 1_024
+"""Choices of samples (fields and tags) of one consumer whose readiness is tracked, and that its claims may wait with;
+..."""
+VIEWS_BYTES_MAX: Final = 1 << 30
+"""... and bytes that this takes: a byte for each sample, and with tags another one; ..."""
+IDLE_VIEWS_MAX: Final = 16
+"""... and of those that nobody asks for any more, so many, the latest."""
 SHARDS_MAX: Final = 4_096
 """Shards of a partition; samples whose tag `shard` is not below it belong to none."""
 CHANGES_MAX: Final = 16_384
@@ -30,18 +35,20 @@ RANKS_MAX: Final = 1 << 20
 """Largest size of a topology in any dimension."""
 SHARES_PER_DP_RANK_MAX: Final = 1_024
 """Steps that a DP rank has in hand or keeps for its slower members; beyond it, none makes another one."""
-GROUP_SIZES_PER_VIEW_MAX: Final = 4
-"""Group sizes by which one view's groups are counted; another one displaces the oldest."""
+IDLE_CHANGES: Final = 4_096
+"""Nobody asks any more for what was not asked for during so many changes, each of which it had to follow."""
+INDEXES_PER_VIEW_MAX: Final = 16
+"""Group sizes by which one view's groups are counted; and tags by which its samples are ranked."""
+IDLE_INDEXES_MAX: Final = 4
+"""Of those that nobody asks for any more, the latest."""
 GRANTED_GROUPS_MAX: Final = 1 << 20
 """Groups that a consumer remembers as granted; a member that joins one after it was forgotten counts as new."""
-PRIORITIES_PER_VIEW_MAX: Final = 4
-"""Tags by which one view's samples are ranked; another one displaces the oldest."""
-NUMBERED_TAGS_MAX: Final = 8
-"""Tags of one partition whose numbers are kept by sample; another one displaces the least recently used."""
+NUMBERED_TAGS_MAX: Final = 64
+"""Tags of one partition whose numbers are kept by sample; ..."""
+IDLE_NUMBERED_TAGS_MAX: Final = 8
+"""... and of those that nobody asks for any more, so many, the latest."""
 LISTED_MAX: Final = 8
 """Ids that the text of an error lists."""
-PROVISIONAL_CONSUMERS_MAX: Final = 16
-"""Consumers of one partition that wait for their first claim and are tracked until then."""
 REPLIES_PER_CLIENT_MAX: Final = 65_536
 """Recorded replies that a client has not settled."""
 REPLY_BYTES_PER_CLIENT_MAX: Final = 64 << 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any, Final
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 from tqclient import limits as wire_limits
 from tqclient.errors import InvalidArgument, SampleNotFound
 from tqclient.wire.v1 import controller_pb2
-from tqserver.controller.core import limits
 from tqserver.controller.core.arrays import distinct
 from tqserver.controller.core.changes import Changes, removed
 from tqserver.controller.core.consumer import CONSUMED, DEAD, LEASED, OPEN, STALE, SURPLUS, Consumer
@@ -67,8 +65,8 @@ class Partition:
         self.producers_died = False
         self.final: controller_pb2.Partition | None = None
         self.live_versions = LiveVersions(self.samples) if policy.HasField("capacity_versions") else None
-        # Names that asked but were granted nothing yet: a cache of what they would see.
-        self._provisional: OrderedDict[str, Consumer] = OrderedDict()
+        # What anybody sees who was granted nothing yet: whatever their names, it is the same. A cache.
+        self._newcomer: Consumer | None = None
 
     def __str__(self) -> str:
         return f"partition {self.name!r}"
@@ -103,18 +101,19 @@ class Partition:
 
     def tracked(self, name: str) -> Consumer:
         """Returns a consumer's progress, or what a new one of that name would have; `check_consumer` has passed."""
-        consumer = self.consumers.get(name) or self._provisional.get(name)
+        consumer = self.consumers.get(name) or self._newcomer
         if consumer is None:
-            consumer = self._provisional[name] = self.fresh(name)
-            if len(self._provisional) > limits.PROVISIONAL_CONSUMERS_MAX:
-                self._provisional.popitem(last=False)
+            consumer = self._newcomer = self.fresh("")
         return consumer
 
     def admit(self, name: str) -> Consumer:
         """Returns a consumer, and from here on it is one of the partition's."""
         consumer = self.consumers.get(name)
         if consumer is None:
-            consumer = self._provisional.pop(name) if name in self._provisional else self.fresh(name)
+            consumer = self._newcomer or self.fresh(name)
+            # Others may wait with other choices of samples: what they look at is not made anew.
+            self._newcomer = consumer.twin() if len(consumer.views) > 1 else None
+            consumer.name = name
             self.consumers[name] = consumer
             consumer.changes = self.changes
         return consumer
@@ -128,7 +127,7 @@ class Partition:
 
     def everyone(self) -> Iterator[Consumer]:
         """All whose progress is tracked, with those that were granted nothing yet."""
-        return chain(self.consumers.values(), self._provisional.values())
+        return chain(self.consumers.values(), self.waiting())
 
     def fields_of(self, fields: Iterable[str]) -> tuple[str, ...]:
         """Returns a field set as views know it: sorted, and all of the partition's when none is named."""
@@ -139,8 +138,8 @@ class Partition:
         return consumer.view(ViewKey(self.fields_of(fields), where, unaborted), self.samples.size)
 
     def waiting(self) -> Iterator[Consumer]:
-        """Those of `everyone` that were granted nothing yet."""
-        return iter(self._provisional.values())
+        """Of `everyone`, the one that stands for all who were granted nothing yet, if somebody asked."""
+        return iter(() if self._newcomer is None else (self._newcomer,))
 
     # Samples.
 

@@ -47,6 +47,12 @@ class PriorityIndex:
         self._place = np.zeros(0, dtype=np.int64)
         self._number = np.zeros(0, dtype=np.float64)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory, about."""
+        by_slot = self._run_of.nbytes + self._place.nbytes + self._number.nbytes
+        return by_slot + sum(run.slots.nbytes + run.ready.nbytes for run in self._runs.values())
+
     def touch(self, slots: Any) -> None:
         """The readiness or the numbers of slots (int64 [n], or a slice) may have changed."""
         if isinstance(slots, slice):

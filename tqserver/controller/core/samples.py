@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -15,6 +15,7 @@ from tqclient.errors import InvalidArgument
 from tqclient.schema import Form
 from tqserver.controller.core import limits, tags
 from tqserver.controller.core.arrays import counted, grown
+from tqserver.controller.core.cache import Cache
 from tqserver.controller.core.groups import DeclaredSizes, Members
 
 Slots = NDArray[np.int64]
@@ -127,7 +128,7 @@ class SampleTable:
         self.shard_sizes: dict[int, int] = {}
         self._declared: DeclaredSizes | None = None
         self._members: Members | None = None
-        self._numbers: OrderedDict[str, NDArray[np.float64]] = OrderedDict()
+        self._numbers = Cache[str, NDArray[np.float64]](limits.IDLE_NUMBERED_TAGS_MAX, limits.NUMBERED_TAGS_MAX)
         # Made on first use: a restored controller serves before it has indexed every key.
         self._key_ids: dict[str, int] | None = None
         self._group_index: dict[bytes, int] | None = None
@@ -182,12 +183,9 @@ class SampleTable:
         """Returns the number under a tag by slot (float64 [capacity]); minus infinity where a sample has none."""
         found = self._numbers.get(tag)
         if found is None:
-            found = self._numbers[tag] = np.full(self.capacity, -np.inf)
+            found = self._numbers.add(tag, np.full(self.capacity, -np.inf))
             if self.tagged:
                 found[: self.size] = _each(lambda own: tags.number(own, tag), self.tags, np.float64)
-            if len(self._numbers) > limits.NUMBERED_TAGS_MAX:
-                self._numbers.popitem(last=False)
-        self._numbers.move_to_end(tag)
         return found
 
     def matching(self, passes: tags.TagFilter, slots: Any) -> NDArray[np.bool_]:
@@ -297,7 +295,7 @@ class SampleTable:
         for column in self.columns.values():
             column.block, column.row = grown(column.block, capacity), grown(column.row, capacity)
         self.lengths = {name: grown(array, capacity) for name, array in self.lengths.items()}
-        self._numbers = OrderedDict((tag, grown(array, capacity)) for tag, array in self._numbers.items())
+        self._numbers.replace(lambda array: grown(array, capacity))
 
     def append(self, ids: NDArray[np.int64], keys: Iterable[str] | None) -> range:
         """Takes in new samples, without groups, versions, tags or fields; `reserve` was called. Returns their slots."""
@@ -310,8 +308,9 @@ class SampleTable:
             column.block[start:stop] = 0
         for lengths in self.lengths.values():
             lengths[start:stop] = LENGTH_UNKNOWN
-        for numbers in self._numbers.values():
+        for numbers in self._numbers:
             numbers[start:stop] = -np.inf
+        self._numbers.changed()
         if keys is None:
             self.keys.extend([""] * len(ids))
         else:
@@ -393,6 +392,7 @@ class SampleTable:
         self._declare(slots, 1)
         for tag, numbers in self._numbers.items():
             numbers[slots] = [tags.number(value, tag) for value in values]
+        self._numbers.changed()
 
     def add_column(self, name: str, form: Form, form_bytes: bytes) -> None:
         """Adds a field that no sample has yet."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, Final
 
 import msgpack
@@ -76,6 +77,11 @@ class TagFilter:
         self._where: dict[Any, Any] = msgpack.unpackb(where) if where else {}
         self._abortion = ABORTED.encode() if unaborted else None
         self._known: dict[bytes, bool] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory, about."""
+        return sys.getsizeof(self._known)
 
     def __call__(self, tags: bytes) -> bool:
         """Whether a sample with these tags passes."""

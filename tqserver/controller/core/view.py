@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tqserver.controller.core import limits
 from tqserver.controller.core.arrays import grown
+from tqserver.controller.core.cache import Cache
 
 if TYPE_CHECKING:
     from tqserver.controller.core.groups import GroupIndex
@@ -36,6 +38,11 @@ class Bitmap:
         self.count = int(np.count_nonzero(ready))
         self.head = 0
         self.tail = len(ready)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory, about."""
+        return self.ready.nbytes
 
     def resize(self, capacity: int) -> None:
         """Makes room for more numbers."""
@@ -123,6 +130,10 @@ class ViewKey(NamedTuple):
     unaborted: bool = False
 
 
+def _few() -> Cache[Any, Any]:
+    return Cache(limits.IDLE_INDEXES_MAX, limits.INDEXES_PER_VIEW_MAX)
+
+
 class View(Bitmap):
     """The slots of the samples that are ready. A claim costs the same at any partition size.
 
@@ -141,8 +152,15 @@ class View(Bitmap):
         self.key = key
         self.filter = matching[0] if matching else None
         self.open = Bitmap(matching[1]) if matching else None
-        self.priorities: dict[str, PriorityIndex] = {}
-        self.group_indexes: dict[int | None, GroupIndex] = {}
+        self.priorities: Cache[str, PriorityIndex] = _few()
+        self.group_indexes: Cache[int | None, GroupIndex] = _few()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory, about, with those of its indexes."""
+        by_tags = 0 if self.open is None or self.filter is None else self.open.nbytes + self.filter.nbytes
+        indexes = sum(each.nbytes for each in self.priorities) + sum(each.nbytes for each in self.group_indexes)
+        return super().nbytes + by_tags + indexes
 
     def resize(self, capacity: int) -> None:
         """Makes room for more slots."""
@@ -150,9 +168,16 @@ class View(Bitmap):
         if self.open is not None:
             self.open.resize(capacity)
 
+    def compacted(self, kept: NDArray[np.int64], capacity: int) -> View:
+        """Returns the view of these slots alone, in this order, as the first ones."""
+        matching = None
+        if self.filter is not None and self.open is not None:
+            matching = (self.filter, grown(self.open.ready[kept], capacity))
+        return View(self.key, grown(self.ready[kept], capacity), matching)
+
     def update(self, slots: Any, mask: NDArray[np.bool_], matching: NDArray[np.bool_]) -> None:
         """Sets whether slots are ready, and whether they match the filter and are open; as `assign`."""
-        delta = mask.astype(np.int64) - self.ready[slots] if self.group_indexes else None
+        delta = mask.astype(np.int64) - self.ready[slots] if len(self.group_indexes) else None
         self.assign(slots, mask)
         if self.open is not None:
             self.open.assign(slots, matching)
@@ -160,15 +185,18 @@ class View(Bitmap):
 
     def close(self, slots: Any) -> None:
         """None of these slots is ready or open any more."""
-        delta = -self.ready[slots].astype(np.int64) if self.group_indexes else None
+        delta = -self.ready[slots].astype(np.int64) if len(self.group_indexes) else None
         self.discard(slots)
         if self.open is not None:
             self.open.discard(slots)
         self._changed(slots, delta)
 
     def _changed(self, slots: Any, delta: NDArray[np.int64] | None) -> None:
-        for priorities in self.priorities.values():
-            priorities.touch(slots)
+        if len(self.priorities):
+            for priorities in self.priorities:
+                priorities.touch(slots)
+            self.priorities.changed()
         if delta is not None:
-            for index in self.group_indexes.values():
+            for index in self.group_indexes:
                 index.change(slots, delta)
+            self.group_indexes.changed()
