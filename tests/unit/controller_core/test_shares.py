@@ -235,6 +235,20 @@ def test_reset_and_deletion_end_shares(driver: Driver, session: int, p: int) -> 
     job.die(0, 0)
 
 
+def test_a_session_forgets_its_places_in_deleted_partitions(driver: Driver, session: int, p: int) -> None:
+    """A trainer outlives thousands of them."""
+    other = driver.partition(session, "other")
+    for member in (0, 1):
+        driver.claim(session, p, 1, topology=place(member=member))
+        _register(driver, session, other, place(member=member))
+    driver.ok("delete_partition", pb.DeletePartitionRequest(partition_id=p), session=session)
+    places = driver.core._state.leases.sessions[session].consumers
+    assert list(places) == [(other, "x")]
+    driver.core.check_invariants()
+    driver.send("end_session", journal_pb2.EndSession(session=session))
+    driver.core.check_invariants()
+
+
 def test_sealed_ends_ranks_once_all_is_settled(driver: Driver, session: int) -> None:
     p = driver.partition(session)
     driver.put(session, p, 3)

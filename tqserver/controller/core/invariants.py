@@ -26,6 +26,14 @@ def check(state: State) -> None:
     producing = {(s.session, pid) for s in state.leases.sessions.values() for pid in s.producing}
     registered = {(session, p.partition_id) for p in state.partitions.values() for session in p.producers}
     _require(producing == registered, "sessions know what they produce for")
+    placed = {(s.session, *key) for s in state.leases.sessions.values() for key in s.consumers}
+    held = {
+        (session, partition.partition_id, consumer.name)
+        for partition in state.partitions.values()
+        for consumer in partition.consumers.values()
+        for session, _ in (consumer.ranks.holders.values() if consumer.ranks is not None else ())
+    }
+    _require(placed == held, "sessions know their places in topologies")
     for partition in state.partitions.values():
         _require(not partition.retired or not partition.samples.live, "a retired partition has no samples")
     _require(state.names == {p.name: p.partition_id for p in state.partitions.values()}, "names and partitions agree")
