@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import pytest
 
 from tests.model.driver import ARENA, LEASE, NODE, Driver, ids, unpack
@@ -9,7 +11,7 @@ from tqclient import limits
 from tqclient.errors import InvalidArgument, LeaseExpired, UnsupportedVersion
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import journal_pb2
-from tqserver.controller.core import Core, NodeAttached, SessionEnded, SessionOpened
+from tqserver.controller.core import BlockRecord, Core, NodeAttached, SessionEnded, SessionOpened
 from tqserver.controller.core import limits as core_limits
 
 
@@ -179,6 +181,38 @@ def test_after_a_start_nothing_is_freed_for_one_lease(driver: Driver, session: i
     assert len(driver.sealed) == 1  # the second is still pinned
     driver.believe(driver.core.drop_pins(session, [pin], driver.now))
     assert driver.sealed == set()
+
+
+class _Unlooked(dict[int, BlockRecord]):
+    """Nobody goes through it."""
+
+    def values(self) -> NoReturn:
+        raise AssertionError("all of it was looked at")
+
+    __iter__ = items = values  # type: ignore[assignment]
+
+
+def test_the_next_deadline_is_known_without_a_look_at_what_lingers(driver: Driver, session: int) -> None:
+    """It is asked for after every few commands, and a reader may hold thousands of blocks that were cleared."""
+    p = driver.partition(session)
+    driver.put(session, p, 2)
+    driver.core = Core.restore(driver.core.snapshot(), driver.now, session_lease=LEASE)
+    driver.send("start", journal_pb2.Start())
+    grace_until = driver.quiet_until = driver.now + LEASE
+    driver.now += LEASE / 2
+    driver.core.heartbeat(session, (), driver.now)
+    _locate(driver, session, p, 1)
+    _clear(driver, session, p, 1, 2)
+    blocks = driver.core._state.blocks
+    lingering = blocks.lingering
+    blocks.lingering = _Unlooked(lingering)
+    assert driver.core.next_deadline() == grace_until
+    blocks.lingering = lingering
+    driver.now = grace_until
+    assert driver.core.collect(driver.now) == ()  # it is pinned
+    blocks.lingering = _Unlooked(lingering)
+    assert driver.core.next_deadline() == driver.now + LEASE / 2
+    assert driver.core.collect(driver.now) == ()
 
 
 def test_leases_restart_in_full(driver: Driver, session: int) -> None:

@@ -18,6 +18,7 @@ from tqclient.limits import EXTENT_ALIGN
 from tqserver.controller.core import effects, limits
 from tqserver.controller.core.arrays import counted
 
+NO_GRACE: Final = float("-inf")
 _KEY: Final = struct.Struct("<QQ")  # of a window: arena, generation
 
 
@@ -187,7 +188,7 @@ class BlockTable:
         self.live: dict[int, BlockRecord] = {}
         self.lingering: dict[int, BlockRecord] = {}
         self.windows = Windows()
-        self.grace_until = float("-inf")
+        self.grace_until = NO_GRACE
 
     def get(self, block_id: int) -> BlockRecord | None:
         """Returns a block whose bytes are still there."""
@@ -258,18 +259,18 @@ class BlockTable:
         return freed_effects(freed)
 
     def collect(self, now: float) -> list[effects.Effect]:
-        """Frees what only the grace period kept."""
-        if now < self.grace_until or not self.lingering:
+        """Frees what only the grace period kept. Once that is over, nothing lingers but what is pinned."""
+        if self.grace_until == NO_GRACE or now < self.grace_until:
             return []
+        self.grace_until = NO_GRACE
         freed = [record for record in self.lingering.values() if not record.pins]
         for record in freed:
             del self.lingering[record.block_id]
         return freed_effects(freed)
 
     def collect_deadline(self) -> float | None:
-        """Returns when `collect` has something to free, if ever."""
-        waits = self.grace_until > float("-inf") and any(not record.pins for record in self.lingering.values())
-        return self.grace_until if waits else None
+        """Returns when `collect` may have something to free, if ever. This is asked after every few commands."""
+        return self.grace_until if self.lingering and self.grace_until != NO_GRACE else None
 
     def start(self, grace_until: float) -> None:
         """Forgets pins: they died with the controller that gave them. What it had freed, or was about to, is gone."""
