@@ -200,5 +200,5 @@ def test_what_is_kept_is_what_is_counted(kind: str, rows: int) -> None:
     samples.tags = [b"\x81\xa1t\x01"] * rows
     # The least of three: what other threads of the process, and first uses of a library, take is traced as well.
     kept, changes = min((_kept(kind, samples, slots) for _ in range(3)), key=lambda each: each[0])
-    assert 0.5 * changes._bytes < kept < 1.5 * changes._bytes
+    assert 0.5 * changes.size_bytes < kept < 1.5 * changes.size_bytes
     assert all(isinstance(each, Late) for group in changes._groups for each in group)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import msgpack
 import pytest
 
@@ -10,7 +12,8 @@ from tqclient.errors import ClaimTimeout, PartitionExists, ProducersGone, Sample
 from tqclient.policy import Policy
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import journal_pb2
-from tqserver.controller.core import Core
+from tqserver.controller.core import Core, limits
+from tqserver.controller.core.partition import Partition
 
 
 def seal(driver: Driver, session: int, partition: int) -> pb.Partition:
@@ -40,6 +43,93 @@ def test_a_partition_retires_with_the_last_ack(driver: Driver, session: int) -> 
     driver.core.check_invariants()
     again = restored(driver).describe_partition(described.partition_id)
     assert again == described
+
+
+def _filled(driver: Driver, session: int, name: str, rows: int) -> int:
+    """Returns a partition that is sealed, with all that samples can have."""
+    partition = driver.partition(session, name, consumers=["x", "y"])
+    keys, tags = [f"{name}-{row}" for row in range(rows)], [{"n": row} for row in range(rows)]
+    driver.put(session, partition, rows, ["a", "b"], keys=keys, groups=[row // 2 for row in range(rows)], tags=tags)
+    seal(driver, session, partition)
+    return partition
+
+
+def _drain(driver: Driver, session: int, partition: int, rows: int) -> None:
+    for consumer in ("x", "y"):
+        claim = driver.claim(session, partition, rows, consumer=consumer, sampler="group", params={"size": 2})
+        settled_below = driver.requests[1]
+        settle = pb.SettleRequest(claim_id=claim.claim_id, verdict=pb.VERDICT_ACK)
+        driver.ok("settle", settle, session=session, settled_below=settled_below)
+    driver.log.clear()
+
+
+@pytest.mark.parametrize("rows", [500, 3000])  # below and above what is compacted
+def test_nothing_stays_of_a_partition_but_its_description(
+    driver: Driver, session: int, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr(limits, "RETIRED_CHANGES_BYTES_MAX", 1)
+
+    def retire(number: int) -> None:
+        _drain(driver, session, _filled(driver, session, f"step-{number}", rows), rows)
+
+    retire(0)
+    tracemalloc.start()
+    try:
+        retire(1)
+        before, snapshot = tracemalloc.get_traced_memory()[0], len(driver.core.snapshot())
+        for number in range(2, 12):
+            retire(number)
+        kept = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert len(driver.core.snapshot()) - snapshot < 10 * 1_500
+    assert kept < 10 * 20_000
+    described = driver.core.describe_partition(0, "step-0")
+    assert (described.retired, [field.written for field in described.fields]) == (True, [rows, rows])
+    assert restored(driver).describe_partition(0, "step-0") == described
+    driver.core.check_invariants()
+
+
+def test_a_snapshot_of_before_says_more_of_a_retired_partition_and_takes_no_more_room(
+    driver: Driver, session: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = _filled(driver, session, "p", 500)
+    with monkeypatch.context() as before:
+        before.setattr(Partition, "give_up_room", lambda _: None)
+        _drain(driver, session, partition, 500)
+        snapshot = driver.core.snapshot()
+    core = Core.restore(snapshot, 0.0)
+    core.check_invariants()
+    assert core.describe_partition(partition) == driver.core.describe_partition(partition)
+    assert len(core.snapshot()) < len(snapshot) - 500 * 20
+
+
+def test_who_watches_is_told_of_every_end_and_who_comes_back_too_late_begins_anew(
+    driver: Driver, session: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partitions = [_filled(driver, session, f"step-{number}", 10) for number in range(4)]
+    begun = [driver.core._state.partitions[each].changes.latest for each in partitions]
+    sizes = []
+    for partition, sequence in zip(partitions, begun, strict=True):
+        claim = driver.claim(session, partition, 10, consumer="x")
+        driver.settle(session, claim.claim_id)
+        driver.settle(session, driver.claim(session, partition, 10, consumer="y").claim_id)
+        told = driver.core.changes(partition, sequence)
+        assert isinstance(told, list)
+        assert [each.WhichOneof("change") for each in told] == ["settled", "settled", "removed", "partition"]
+        assert told[-1].partition.partition.retired
+        sizes.append(driver.core._state.partitions[partition].changes.size_bytes)
+    assert all(isinstance(driver.core.changes(*each), list) for each in zip(partitions, begun, strict=True))
+    monkeypatch.setattr(limits, "RETIRED_CHANGES_BYTES_MAX", sizes[0] + sizes[3] + 1_000)
+    changed = pb.SetMetadataRequest(partition_id=partitions[0], set={"note": b"1"})
+    driver.ok("set_metadata", changed, session=session)  # this one changed last
+    remembered = [isinstance(driver.core.changes(*each), list) for each in zip(partitions, begun, strict=True)]
+    assert remembered == [True, False, False, True]
+    (listed,) = driver.core.changes(partitions[1], begun[1])
+    assert (listed.listing.complete, listed.listing.ids) == (True, b"")
+    assert driver.core.changes(partitions[1], listed.sequence) == []
+    driver.ok("delete_partition", pb.DeletePartitionRequest(partition_id=partitions[0]), session=session)
+    assert driver.core._state.retired._bytes == driver.core._state.partitions[partitions[3]].changes.size_bytes
 
 
 def test_keep_keeps_the_samples(driver: Driver, session: int) -> None:

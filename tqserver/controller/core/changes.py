@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +44,7 @@ class Changes:
 
     Attributes:
         floor: everything that changed after this sequence is here.
+        size_bytes: about what is kept.
     """
 
     def __init__(self, floor: int) -> None:
@@ -52,7 +54,7 @@ class Changes:
         self._groups: list[list[pb.Change | Late]] = []
         self._sizes: list[int] = []
         self._start = 0
-        self._bytes = 0
+        self.size_bytes = 0
         self._pending: list[pb.Change | Late] = []
 
     def add(self, *changes: pb.Change | Late) -> None:
@@ -74,7 +76,7 @@ class Changes:
         self._sequences.append(sequence)
         self._groups.append(self._pending)
         self._sizes.append(size)
-        self._bytes += size
+        self.size_bytes += size
         self._pending = []
         self._forget()
         return True
@@ -82,16 +84,22 @@ class Changes:
     def _forget(self) -> None:
         # The latest stay, whatever their size: whoever is up to date must not need a listing for each large put.
         while (kept := len(self._groups) - self._start) > 1 and (
-            kept > limits.CHANGES_MAX or self._bytes > limits.CHANGES_BYTES_MAX
+            kept > limits.CHANGES_MAX or self.size_bytes > limits.CHANGES_BYTES_MAX
         ):
             self.floor = self._sequences[self._start]
-            self._bytes -= self._sizes[self._start]
+            self.size_bytes -= self._sizes[self._start]
             self._groups[self._start] = []
             self._start += 1
         if 2 * self._start > len(self._groups):
             for entries in (self._sequences, self._groups, self._sizes):
                 del entries[: self._start]
             self._start = 0
+
+    def forget(self) -> None:
+        """Remembers nothing of what changed so far."""
+        self.floor = self.latest
+        self._sequences, self._groups, self._sizes = [], [], []
+        self._start = self.size_bytes = 0
 
     @property
     def latest(self) -> int:
@@ -156,6 +164,29 @@ def tagged(samples: SampleTable, slots: Ids) -> list[Late]:
         return Late(make, LATE_BYTES + ids.nbytes + REFERENCES_BYTES * len(tags) + _size_bytes([], tags))
 
     return [late(samples.ids[part], tags) for part, _, tags in _described(samples, slots)]
+
+
+class Retired:
+    """What changed in retired partitions: whoever watches one is told of its end, but there are ever more of them."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, tuple[Changes, int]] = OrderedDict()  # with their bytes
+        self._bytes = 0
+
+    def keep(self, partition_id: int, changes: Changes) -> None:
+        """Something changed in one: where all of it is too much, those that changed the longest ago forget theirs."""
+        self.drop(partition_id)
+        self._kept[partition_id] = changes, changes.size_bytes
+        self._bytes += changes.size_bytes
+        while self._bytes > limits.RETIRED_CHANGES_BYTES_MAX and len(self._kept) > 1:
+            oldest, (forgetting, _) = next(iter(self._kept.items()))
+            forgetting.forget()
+            self.drop(oldest)
+
+    def drop(self, partition_id: int) -> None:
+        """A partition is deleted."""
+        _, size_bytes = self._kept.pop(partition_id, (None, 0))
+        self._bytes -= size_bytes
 
 
 class Listing:

@@ -195,6 +195,8 @@ class Core:
             found = self._state.partitions.get(partition_id)
             if found is not None and found.changes.end_command(self._state.sequence):
                 effects.append(Changed(partition_id))
+                if found.retired:
+                    self._state.retired.keep(partition_id, found.changes)
         return bool(done)
 
     # Leases.

@@ -35,7 +35,7 @@ def check(state: State) -> None:
     }
     _require(placed == held, "sessions know their places in topologies")
     for partition in state.partitions.values():
-        _require(not partition.retired or not partition.samples.live, "a retired partition has no samples")
+        _require(not partition.retired or not partition.samples.size, "a retired partition has no samples")
     _require(state.names == {p.name: p.partition_id for p in state.partitions.values()}, "names and partitions agree")
 
 

@@ -74,6 +74,7 @@ def delete_partition(
     state.session_of(request.mutation)
     partition = state.partition(request.partition_id)
     del state.partitions[partition.partition_id], state.names[partition.name]
+    state.retired.drop(partition.partition_id)
     for session in partition.producers:
         del state.leases.sessions[session].producing[partition.partition_id]
     for permit in partition.admitted.permits.values():

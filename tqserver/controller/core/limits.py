@@ -25,6 +25,8 @@ CHANGES_MAX: Final = 16_384
 """Commands of one partition whose changes are remembered for those who watch it; ..."""
 CHANGES_BYTES_MAX: Final = 8 << 20
 """... and the bytes of these changes as messages, but for those of the latest command."""
+RETIRED_CHANGES_BYTES_MAX: Final = 32 << 20
+"""Of the changes of all retired partitions that are remembered, but for the one that changed last."""
 CHANGES_READ_MAX: Final = 64
 """Commands whose changes a watcher is sent in one go."""
 CHANGE_ROWS_MAX: Final = 4_096

@@ -267,6 +267,15 @@ class Partition:
                 consumer.compact(kept, self.samples.capacity)
         return blocks
 
+    def give_up_room(self) -> None:
+        """It is retired: nothing will ever lie in its slots again."""
+        self._newcomer = None
+        kept = self.samples.compact(capacity=1)
+        for consumer in self.consumers.values():
+            consumer.views.clear()
+            consumer.granted_groups.clear()
+            consumer.compact(kept, self.samples.capacity)
+
     def _take_back(self, slots: Slots) -> None:
         """Samples go; those that nobody consumes do not count as accepted any more."""
         if self.live_versions is not None:

@@ -20,7 +20,7 @@ def is_done(partition: Partition) -> bool:
 
 
 def retire(state: State, partition: Partition, now: float, out: Effects) -> None:
-    """Removes the samples of a partition that is done; its description stays, with the last counts."""
+    """Removes the samples of a partition that is done; its description stays, with the last counts, and no more."""
     final = partition.describe()
     final.retired = True
     final.bytes = 0
@@ -29,6 +29,7 @@ def retire(state: State, partition: Partition, now: float, out: Effects) -> None
     for consumer in partition.consumers.values():
         ranks.forget(partition, consumer)
     partition.final = final
+    partition.give_up_room()
     partition.changes.add(partition_changed(partition))
     out += (effects.RoomChanged(partition.partition_id), effects.ReadinessChanged(partition.partition_id))
 

@@ -471,11 +471,11 @@ class SampleTable:
         cleared = self.size - self.live
         return cleared >= limits.COMPACT_ROWS_MIN and cleared > self.size // 2
 
-    def compact(self) -> Slots:
-        """Drops cleared slots; returns the old slots of those that stay. Half of the room is kept for what comes."""
+    def compact(self, capacity: int = 0) -> Slots:
+        """Drops cleared slots; returns the old slots of those that stay. Half of the room is kept, unless told."""
         kept = self.slots()
         fitting = 1 << (len(kept) - 1).bit_length() if len(kept) else 0
-        capacity = max(limits.ROWS_FIRST, fitting, self.capacity // 2)
+        capacity = capacity or max(limits.ROWS_FIRST, fitting, self.capacity // 2)
         for name in ("ids", "version_min", "version_max", "group", "alive"):
             setattr(self, name, grown(getattr(self, name)[kept], capacity))
         for column in self.columns.values():

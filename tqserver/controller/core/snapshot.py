@@ -285,6 +285,8 @@ def _load_partition(row: dict[str, Any]) -> Partition:
         consumer.last_fields = None if last_fields is None else tuple(last_fields)
         partition.consumers[name] = consumer
         consumer.changes = partition.changes
+    if partition.retired:
+        partition.give_up_room()
     return partition
 
 

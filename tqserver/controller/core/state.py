@@ -9,6 +9,7 @@ from tqclient.errors import InvalidArgument, PartitionNotFound
 from tqclient.wire.v1 import common_pb2, controller_pb2
 from tqserver.controller.core import effects, limits, validate
 from tqserver.controller.core.blocks import BlockRecord, BlockTable
+from tqserver.controller.core.changes import Retired
 from tqserver.controller.core.dedup import Replies
 from tqserver.controller.core.partition import Partition
 from tqserver.controller.core.sessions import Leases, Session
@@ -50,6 +51,7 @@ class State:
         arenas: arena → name of the node that it was first seen at.
         orphans: (partition_id, consumer, dp_rank) of a rank without members → when it gives its shares back; volatile.
         last_pin: counts within the epoch; volatile.
+        retired: what changed in retired partitions; volatile.
         chosen: ids that a user's sampler chose for the claim that is being applied: int64; empty: none did. None: no
             command is being applied.
         checked: a cache.
@@ -73,6 +75,7 @@ class State:
     arenas: dict[int, str] = field(default_factory=dict)
     orphans: dict[tuple[int, str, int], float] = field(default_factory=dict)
     last_pin: int = 0
+    retired: Retired = field(default_factory=Retired)
     chosen: bytes | None = None
     checked: Checked = field(default_factory=Checked)
 
