@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Final
 
 from tqclient import limits
 from tqclient.errors import LeaseExpired, Unavailable
@@ -25,6 +26,8 @@ from tqserver.controller.waiters import Waiters
 from tqserver.controller.watches import Watches
 
 SERVICE_NAME = "tq.v1.Controller"
+LISTING_SLICE_S: Final = 0.0005
+"""How long partitions are described at one time: a call of others takes several turns of the event loop."""
 
 
 class ControllerService(controller_pb2_grpc.ControllerServicer):
@@ -252,7 +255,14 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         return pb.PartitionReply(partition=self._core.describe_partition(request.partition_id, request.name))
 
     async def ListPartitions(self, request: pb.ListPartitionsRequest, context: Any) -> pb.ListPartitionsReply:
-        return pb.ListPartitionsReply(partitions=self._core.list_partitions(request.prefix))
+        reply = pb.ListPartitionsReply()
+        until = time.perf_counter() + LISTING_SLICE_S
+        for partition in self._core.list_partitions(request.prefix):
+            reply.partitions.append(partition)
+            if time.perf_counter() >= until:  # there may be thousands: others go on in between
+                await asyncio.sleep(0)
+                until = time.perf_counter() + LISTING_SLICE_S
+        return reply
 
     async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.Change]:
         if not self._core.is_live(request.session):

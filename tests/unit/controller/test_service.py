@@ -14,6 +14,7 @@ from tqclient.errors import DuplicateKey, InternalError, InvalidArgument
 from tqclient.wire.packing import I64, pack_array, unpack_array
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import journal_pb2
+from tqserver.controller import service
 from tqserver.controller.core import Outcome, samplers
 from tqserver.controller.core import limits as core_limits
 from tqserver.controller.core.samplers import Custom, SampleRequest
@@ -98,6 +99,23 @@ def run(directory: Path, scenario: Callable[[Bench], Awaitable[None]]) -> None:
             await asyncio.to_thread(bench.service.close)
 
     asyncio.run(within())
+
+
+def test_others_go_on_while_partitions_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "LISTING_SLICE_S", 0.0)
+
+    async def scenario(bench: Bench) -> None:
+        names = [bench.driver.core.describe_partition(bench.part).name, *(f"q{number}" for number in range(5))]
+        made = [bench.driver.partition(bench.session, name) for name in names[1:]]
+        listing = asyncio.create_task(bench.service.ListPartitions(pb.ListPartitionsRequest(), Context()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not listing.done()
+        deleted = pb.DeletePartitionRequest(partition_id=made.pop())
+        await bench.service.DeletePartition(bench.numbered(deleted), Context())
+        assert [each.name for each in (await listing).partitions] in (names, names[:-1])
+
+    run(tmp_path, scenario)
 
 
 def test_a_claim_that_nobody_took_ends_when_its_client_settles_it_unseen(tmp_path: Path) -> None:

@@ -158,7 +158,11 @@ def test_list_is_by_prefix_and_name(driver: Driver, session: int) -> None:
     for name in ("train/2", "val", "train/1"):
         driver.partition(session, name)
     assert [p.name for p in driver.core.list_partitions("train/")] == ["train/1", "train/2"]
-    assert len(driver.core.list_partitions()) == 3
+    listed = driver.core.list_partitions()
+    assert next(listed).name == "train/1"
+    deleted = driver.core.describe_partition(0, "train/2").partition_id
+    driver.ok("delete_partition", pb.DeletePartitionRequest(partition_id=deleted), session=session)
+    assert [p.name for p in listed] == ["val"]
 
 
 def test_cluster_counts(driver: Driver, session: int) -> None:

@@ -221,7 +221,8 @@ class ControllerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListPartitions(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """By name, each as it is when its turn comes: of those made or deleted meanwhile, some are there and some are not.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -307,10 +307,11 @@ class Core:
         """Returns a partition by id, or by name when the id is 0; raises PartitionNotFound."""
         return self._state.partition(partition_id, name).describe()
 
-    def list_partitions(self, prefix: str = "") -> list[controller_pb2.Partition]:
-        """Returns the partitions whose name begins so, by name."""
-        names = sorted(name for name in self._state.names if name.startswith(prefix))
-        return [self._state.partition(0, name).describe() for name in names]
+    def list_partitions(self, prefix: str = "") -> Iterator[controller_pb2.Partition]:
+        """Yields the partitions whose name begins so, by name, each as it is then; what is gone by then is left out."""
+        for name in sorted(name for name in self._state.names if name.startswith(prefix)):
+            if name in self._state.names:
+                yield self._state.partition(0, name).describe()
 
     def list_dead(self, partition_id: int, consumer: str) -> controller_pb2.ListDeadReply:
         """Returns the samples that were given up: dead, surplus or stale; raises PartitionNotFound."""
