@@ -272,7 +272,7 @@ def test_a_get_meta_that_waits_in_vain_harms_nobody(
 
 def test_polling_returns_an_empty_batch(client: tq.TransferQueueClient, name: str) -> None:
     tq.init({"controller": {"polling_mode": True}})
-    assert client.get_meta(["x"], 1, name, task_name="t").size == 0
+    assert [client.get_meta(["x"], size, name, task_name="t").size for size in (1, 0)] == [0, 0]
     assert client.get_data(tq.BatchMeta.empty()).batch_size == torch.Size([0])
 
 
@@ -345,7 +345,7 @@ def test_a_partition_that_is_cleared_and_made_again(client: tq.TransferQueueClie
 
 def test_keys_and_ids(client: tq.TransferQueueClient, name: str) -> None:
     made = client.kv_retrieve_meta(["a", "b"], name, create=True)
-    assert (made.size, made.field_names) == (2, [])
+    assert (made.size, made.field_names, made.is_ready) == (2, [], False)
     put = client.put(tensors(2), made)
     assert client.kv_retrieve_keys(put.global_indexes[::-1], name) == ["b", "a"]
     assert client.kv_retrieve_meta("b", name).field_names == ["r", "x"]
@@ -353,8 +353,9 @@ def test_keys_and_ids(client: tq.TransferQueueClient, name: str) -> None:
     with pytest.raises(tq.StorageKeyNotFoundError, match="'c'"):
         client.kv_retrieve_meta(["a", "c"], name)
     keyless = client.put(tensors(1), partition_id=name)
-    with pytest.raises(tq.StorageKeyNotFoundError, match="no key"):
-        client.kv_retrieve_keys(keyless.global_indexes, name)
+    assert client.kv_retrieve_keys([*keyless.global_indexes, made.global_indexes[0]], name) == [None, "a"]
+    with pytest.raises(tq.StorageKeyNotFoundError, match="do not exist"):
+        client.kv_retrieve_keys([made.global_indexes[0], 1 << 40], name)
     inserted = client.get_meta(["x"], 2, name, mode="insert")
     assert (inserted.size, inserted.is_ready, inserted.field_names) == (2, False, ["x"])
 

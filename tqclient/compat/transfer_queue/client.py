@@ -100,6 +100,8 @@ class TransferQueueClient(Keys):
             raise InvalidArgument("mode='fetch' needs task_name and data_fields")
         chosen = sampling_config or {}
         if self.settings.polling:
+            if batch_size == 0:
+                return BatchMeta.empty()
             return self.fetch_within(fields, batch_size, partition_id, task_name, chosen, 0.0)
         wait = float(os.environ.get("TQ_CONTROLLER_GET_METADATA_TIMEOUT") or limits.CALL_TIMEOUT)
         return self._fetch(fields, batch_size, partition_id, task_name, chosen, wait)

@@ -10,7 +10,7 @@ import torch
 
 from tqclient.compat.transfer_queue import lookup, tags
 from tqclient.compat.transfer_queue.batch_meta import BatchMeta
-from tqclient.compat.transfer_queue.columns import MARKER, describe, marked, select_rows, to_tensordict
+from tqclient.compat.transfer_queue.columns import MARKER, TURNED, describe, marked, select_rows, to_tensordict
 from tqclient.compat.transfer_queue.config import names
 from tqclient.compat.transfer_queue.connection import Connection, twin
 from tqclient.compat.transfer_queue.errors import StorageKeyNotFoundError
@@ -33,7 +33,7 @@ class Keys(Connection):
             create: make samples, without fields, for keys that have none.
 
         Returns:
-            Their metadata, with the fields that all of them have.
+            Their metadata, with the fields that all of them have. They are ready when there is one.
 
         Raises:
             StorageKeyNotFoundError: keys have no sample, and are not to be made; names all of them.
@@ -42,22 +42,19 @@ class Keys(Connection):
         if create:
             self.upsert(wanted, partition_id, {}, None)
         rows, fields = self.described(wanted, partition_id)
-        return self.found(partition_id, lambda part: meta_of(part, rows, fields, np.ones(len(rows.ids), np.int8)))
+        status = np.full(len(rows.ids), bool(fields), np.int8)
+        return self.found(partition_id, lambda part: meta_of(part, rows, fields, status))
 
-    def kv_retrieve_keys(self, global_indexes: list[int] | int, partition_id: str) -> list[str]:
-        """Returns the keys of samples.
+    def kv_retrieve_keys(self, global_indexes: list[int] | int, partition_id: str) -> list[str | None]:
+        """Returns the keys of samples; None for one that has none.
 
         Raises:
-            StorageKeyNotFoundError: a sample does not exist, or has no key.
+            StorageKeyNotFoundError: a sample does not exist.
         """
         ids = [global_indexes] if isinstance(global_indexes, int) else list(global_indexes)
         if not ids:
             raise InvalidArgument("global_indexes: give one at least")
-        rows = self.found(partition_id, lambda part: lookup.locate(part, [MARKER], ids=ids))
-        keyless = [id_ for id_, key in zip(rows.ids, rows.keys, strict=True) if key is None]
-        if keyless:
-            raise StorageKeyNotFoundError(f"partition {partition_id!r}: samples {keyless} have no key", ids=keyless)
-        return [str(key) for key in rows.keys]
+        return self.found(partition_id, lambda part: lookup.locate(part, [MARKER], ids=ids)).keys
 
     def kv_list(self, partition_id: str | None = None) -> dict[str, dict[str, Any]]:
         """Lists keys with their tags, by partition: one, or all. A partition that does not exist is not in it."""
@@ -153,14 +150,24 @@ class Keys(Connection):
     def read(self, keys: list[str], partition_id: str, fields: list[str] | None) -> Any:
         """Reads samples by key.
 
+        Args:
+            keys: of the samples.
+            partition_id: where.
+            fields: one named twice is read once. None: those that all of the samples have. An empty list: none, which
+                is an empty TensorDict.
+
         Raises:
             StorageKeyNotFoundError: a key has no sample, or a sample lacks a field; names all of them.
         """
-        if fields is None:
-            _, fields = self.described(keys, partition_id)
-        if not fields:
-            raise StorageKeyNotFoundError(f"partition {partition_id!r}: the samples have no field in common")
-        batch = self.found(partition_id, lambda part: part.get(keys=keys, fields=fields))
+        wanted = list(dict.fromkeys(fields or ()))
+        if not wanted:
+            _, known = self.described(keys, partition_id)
+            if not known:
+                raise StorageKeyNotFoundError(f"partition {partition_id!r}: the samples have no field in common")
+            if fields is not None:
+                return to_tensordict({}, 0)
+            wanted = known
+        batch = self.found(partition_id, lambda part: part.get(keys=keys, fields=wanted))
         return to_tensordict(dict(batch.items()), len(keys))
 
     async_kv_retrieve_meta = twin(kv_retrieve_meta)
@@ -196,6 +203,8 @@ def _all_have(part: Partition, field: str, ids: Sequence[int]) -> bool:
 
 
 def _entry(form: Form | None) -> dict[str, Any]:
+    if form is not None and form.kind == "struct" and TURNED in dict(form.children):
+        return _entry(dict(form.children)[TURNED])
     if form is None or form.kind in ("list", "struct") or form.container == "numpy":
         return describe(None, None)
     dtype = getattr(torch, form.dtype)

@@ -175,7 +175,7 @@ def kv_batch_get(keys: list[str] | str, partition_id: str, select_fields: list[s
     Args:
         keys: one or several.
         partition_id: where.
-        select_fields: one or several; None reads the fields that all of the samples have.
+        select_fields: one or several; None reads the fields that all of the samples have, an empty list none.
 
     Returns:
         A TensorDict.
