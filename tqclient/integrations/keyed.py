@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from tqclient.compat.transfer_queue.columns import marked, rows_of, to_tensordict
+from tqclient.compat.transfer_queue.columns import marked, rows_of, to_columns, to_tensordict
 from tqclient.compat.transfer_queue.connection import Connection
 from tqclient.compat.transfer_queue.errors import StorageKeyNotFoundError
 from tqclient.consumer import Batch
@@ -41,19 +41,22 @@ class KeyedSamples(Connection):
         self,
         partition: str,
         keys: Sequence[str],
-        columns: Mapping[str, Any],
+        fields: Any = None,
         *,
         groups: Sequence[str] | None = None,
         tags: Sequence[Mapping[str, Any]] | None = None,
-    ) -> None:
+    ) -> list[str]:
         """Puts samples, or fields and tags of samples that exist: all of it becomes visible at once, or nothing does.
 
         Args:
             partition: where; made when there is none.
             keys: one per row.
-            columns: as `to_columns` returns them, of as many rows; may be empty.
+            fields: a TensorDict of as many rows; None, or one without fields: of tags alone.
             groups: of the samples, one per row.
             tags: merged into the samples' tags, one mapping per row.
+
+        Returns:
+            The names of the fields.
 
         Raises:
             InvalidArgument: a key comes twice, or counts differ; nothing was written.
@@ -61,18 +64,20 @@ class KeyedSamples(Connection):
             UnsupportedValue: a value cannot be carried exactly; nothing was written.
         """
         where = f"partition {partition!r}"
+        columns = {} if fields is None else to_columns(fields)
         for number, key in enumerate(keys):
             if not isinstance(key, str) or not key:
                 raise InvalidArgument(f"{where}: the key of row {number} is {key!r}: expected a str that is not empty")
         if len(set(keys)) != len(keys):
             twice = sorted({key for key in keys if keys.count(key) > 1})
             raise InvalidArgument(f"{where}: {twice} come twice in one put: give each row a key of its own")
-        if columns and rows_of(columns) != len(keys):
-            raise InvalidArgument(f"{where}: {rows_of(columns)} rows for {len(keys)} keys: give one key per row")
+        rows = rows_of(columns, fields)
+        if rows not in (None, len(keys)):
+            raise InvalidArgument(f"{where}: {rows} rows for {len(keys)} keys: give one key per row")
         if tags is not None and len(tags) != len(keys):
             raise InvalidArgument(f"{where}: {len(tags)} tags for {len(keys)} keys: give one dict per row, or None")
         if not keys:
-            return
+            return list(columns)
         complete = marked(columns, len(keys))
         self.on(
             partition,
@@ -85,6 +90,7 @@ class KeyedSamples(Connection):
             ),
             create=True,
         )
+        return list(columns)
 
     def get(self, partition: str, keys: Sequence[str], fields: Sequence[str]) -> Any:
         """Reads samples by key, in the order asked for; a key may come twice.

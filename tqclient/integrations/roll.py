@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tqclient.compat.transfer_queue.columns import to_columns
 from tqclient.errors import InvalidArgument, UnsupportedValue
 from tqclient.integrations.keyed import KeyedSamples
 
@@ -71,7 +70,7 @@ class TransferBackend(Generic[B]):
         cache = _tensordict(partition, fields, batch_size)
         if len(row_ids) != batch_size:
             raise InvalidArgument(f"partition {partition!r}: {len(row_ids)} row_ids, but batch_size={batch_size}")
-        self._samples.put(partition, row_ids, to_columns(cache))
+        self._samples.put(partition, row_ids, cache)
         return self._remote_batch(
             partition=partition, device=cache.device, fields=list(fields), row_ids=list(row_ids), cache=cache
         )

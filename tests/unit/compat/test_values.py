@@ -22,7 +22,7 @@ from tqclient.compat.transfer_queue import (
     tags,
 )
 from tqclient.compat.transfer_queue.batch_meta import BatchMeta
-from tqclient.compat.transfer_queue.columns import parse, select_rows, to_columns, to_tensordict
+from tqclient.compat.transfer_queue.columns import joined, parse, rows_of, select_rows, to_columns, to_tensordict
 from tqclient.compat.transfer_queue.config import Config, address_of, pick
 from tqclient.compat.transfer_queue.samplers import balance, make
 from tqclient.compat.transfer_queue.streaming import chunk_batch_fn
@@ -74,10 +74,54 @@ def test_a_lazy_stack_of_rows_of_other_lengths() -> None:
     assert columns["r"].tolist() == [1.0, 2.0]
 
 
-@pytest.mark.parametrize("fields", [[{"x": 1}], "x", {"_row": torch.zeros(2)}])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_lazy_stack_whose_rows_have_other_fields(first: int) -> None:
+    stacked = [TensorDict({"x": torch.ones(2)}), TensorDict({"x": torch.ones(2), "y": torch.ones(1)})]
+    with pytest.raises(InvalidArgument, match=rf"'y': rows \[{first}\] of the stack lack it"):
+        to_columns(LazyStackedTensorDict(stacked[first], stacked[1 - first]))
+
+
+def test_a_lazy_stack_of_nested_tensordicts() -> None:
+    stack = LazyStackedTensorDict(*(TensorDict({"m": {"y": torch.ones(n), "s": "t"}}) for n in (1, 2)))
+    columns = to_columns(stack)["m"]
+    assert ([row.tolist() for row in columns["y"]], columns["s"].values) == ([[1.0], [1.0, 1.0]], ["t", "t"])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [{"x": 1}],
+        "x",
+        {"_row": torch.zeros(2)},
+        {"m": {"_turned": torch.zeros(2), "other": torch.zeros(2)}, "_turned": torch.zeros(2)},
+        {"x": torch.tensor(1)},
+        {"x": 1},
+        {"x": "ab"},
+        TensorDict({"x": "ab"}),
+        TensorDict({"m": TensorDict({}, batch_size=[2]), "x": torch.zeros(2)}, batch_size=[2]),
+    ],
+)
 def test_fields_that_are_refused(fields: Any) -> None:
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgument, match=r"field|taken"):
         to_columns(fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "rows"),
+    [
+        ({}, None),
+        (TensorDict({}, batch_size=[3]), 3),
+        (TensorDict({"x": torch.zeros(2, 1)}, batch_size=[2]), 2),
+        ({"m": {"t": ["a", "b"]}, "x": torch.zeros(2)}, 2),
+    ],
+)
+def test_how_many_rows_there_are(fields: Any, rows: int | None) -> None:
+    assert rows_of(to_columns(fields), fields) == rows
+
+
+def test_columns_of_different_numbers_of_rows() -> None:
+    with pytest.raises(InvalidArgument, match="'x': 2, 'y': 3"):
+        rows_of(to_columns({"x": torch.zeros(2), "y": ["a", "b", "c"]}))
 
 
 def test_rows_are_selected_from_every_kind_of_column() -> None:
@@ -101,12 +145,95 @@ def test_a_parser_changes_values_in_place() -> None:
     assert rows(columns["x"]) == [[0, 0], [0, 0]]
 
 
+def turned(*lengths: int) -> torch.Tensor:
+    """A jagged tensor whose rows are [2, length], counted through."""
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    values = torch.arange(2 * sum(lengths)).reshape(2, -1)
+    made: torch.Tensor = torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=2)
+    return made
+
+
+def test_a_parser_may_return_other_values() -> None:
+    columns = parse({"x": torch.zeros(2, 2), "t": ["a", "b"]}, lambda batch: {**batch, "x": batch["x"] + 1})
+    assert (rows(columns["x"]), columns["t"].values) == ([[1, 1], [1, 1]], ["a", "b"])
+
+
+def test_a_parser_gets_the_rows_of_every_kind_of_field() -> None:
+    seen: dict[str, Any] = {}
+    fields = TensorDict(
+        {"positions": turned(1, 3), "m": {"u": torch.ones(2, 3), "t": NonTensorStack("a", "b")}}, batch_size=2
+    )
+
+    def work(batch: dict[str, Any]) -> None:
+        seen.update(batch, m=dict(batch["m"]))
+        batch["positions"][0] = torch.full((2, 2), 7)
+        batch["m"]["u"] = torch.zeros(2, 3)
+
+    columns = parse(fields, work)
+    assert seen["positions"][1].tolist() == [[1, 2, 3], [5, 6, 7]]
+    assert (seen["m"]["u"].tolist(), seen["m"]["t"]) == ([[1.0] * 3] * 2, ["a", "b"])
+    assert [row.tolist() for row in columns["positions"]["_turned"]] == [[[7, 7], [7, 7]], [[1, 5], [2, 6], [3, 7]]]
+    assert (rows(columns["m"]["u"]), columns["m"]["t"].values) == ([[0.0] * 3] * 2, ["a", "b"])
+
+
+def test_a_parser_gets_the_rows_of_a_lazy_stack() -> None:
+    stack = LazyStackedTensorDict(TensorDict({"x": torch.ones(1)}), TensorDict({"x": torch.ones(2)}))
+    columns = parse(stack, lambda batch: {"x": [row + 1 for row in batch["x"]]})
+    assert [row.tolist() for row in columns["x"]] == [[2.0], [2.0, 2.0]]
+
+
 @pytest.mark.parametrize(
-    "parser", [lambda batch: batch.pop("x"), lambda batch: batch.update(y=[1, 2]), lambda batch: batch["t"].append(1)]
+    "parser",
+    [
+        lambda batch: batch.clear(),
+        lambda batch: batch.update(y=[1, 2]),
+        lambda batch: batch.update(y=1),
+        lambda batch: batch.update(x=1),
+        lambda batch: batch["t"].append(1),
+        lambda batch: batch["m"].update(u=torch.zeros(3)),
+        lambda batch: {"x": batch["x"]},
+        list,
+        lambda batch: 0,
+    ],
 )
 def test_a_parser_that_breaks_its_contract(parser: Any) -> None:
     with pytest.raises(InvalidArgument, match="data_parser"):
-        parse({"x": torch.zeros(2, 2), "t": ["a", "b"]}, parser)
+        parse({"x": torch.zeros(2, 2), "t": ["a", "b"], "m": {"u": torch.zeros(2)}}, parser)
+
+
+def test_parts_are_joined_in_the_order_of_their_rows() -> None:
+    def read(*lengths: int) -> dict[str, Any]:
+        m = {"u": torch.tensor(lengths), "t": [str(length) for length in lengths]}
+        return {**to_columns({"positions": turned(*lengths)}), "m": m, "s": [torch.ones(n) for n in lengths]}
+
+    whole = to_tensordict(joined([([2, 0], read(3, 1)), ([1], read(2))], 3), 3)
+    assert [row.tolist() for row in whole["positions"].unbind()] == [
+        [[3], [7]],
+        [[0, 1], [2, 3]],
+        [[0, 1, 2], [4, 5, 6]],
+    ]
+    assert (whole["m"]["u"].tolist(), whole["m"]["t"]) == ([1, 2, 3], ["1", "2", "3"])
+    assert isinstance(whole.get("s"), NonTensorStack)
+    dense = joined([([1], {"x": torch.zeros(1, 2)}), ([0], {"x": torch.ones(1, 2)})], 2)["x"]
+    assert dense.tolist() == [[1.0, 1.0], [0.0, 0.0]]
+
+
+def test_parts_of_different_forms() -> None:
+    """As Python values they come together; one tensor cannot hold several dtypes."""
+    parts = [([0], to_columns({"p": turned(2)})), ([1], {"p": [torch.ones(2, 1)]}), ([2], {"p": {"u": torch.ones(1)}})]
+    values = joined(parts, 3)["p"]
+    assert [values[0].tolist(), values[1].tolist(), values[2]] == [[[0, 1], [2, 3]], [[1.0], [1.0]], {"u": 1.0}]
+    with pytest.raises(InvalidArgument, match=r"'x'.*chunk_by_partition"):
+        joined([([0], {"x": torch.zeros(1)}), ([1], {"x": torch.zeros(1, dtype=torch.int64)})], 2)
+
+
+def test_what_is_known_of_rows_that_are_ragged_in_their_second_dimension() -> None:
+    meta = BatchMeta([1, 2], ["p", "p"]).add_fields(TensorDict({"x": turned(1, 3)}, batch_size=2))
+    entry = {"dtype": torch.int64, "shape": None, "is_nested": True, "is_non_tensor": False}
+    assert meta.field_schema["x"] == {**entry, "per_sample_shapes": [(2, 1), (2, 3)]}
+    assert meta.add_fields(TensorDict({}, batch_size=2)).field_names == ["x"]
+    with pytest.raises(ValueError, match="3 rows for 2 samples"):
+        meta.add_fields(TensorDict({}, batch_size=3))
 
 
 def test_reading_gives_a_tensordict_without_the_marker() -> None:

@@ -203,8 +203,9 @@ class BatchMeta:
             ValueError: it has not as many rows.
         """
         columns = to_columns(tensor_dict)
-        if rows_of(columns) != self.size:
-            raise ValueError(f"add_fields: {rows_of(columns)} rows for {self.size} samples")
+        rows = rows_of(columns, tensor_dict)
+        if rows not in (None, self.size):
+            raise ValueError(f"add_fields: {rows} rows for {self.size} samples")
         self.field_schema.update(schema_of(columns))
         if set_all_ready:
             self.production_status[:] = 1

@@ -15,6 +15,7 @@ from tqclient.compat.transfer_queue import lookup, tags
 from tqclient.compat.transfer_queue.batch_meta import BatchMeta
 from tqclient.compat.transfer_queue.columns import (
     describe,
+    joined,
     marked,
     parse,
     rows_of,
@@ -151,7 +152,7 @@ class TransferQueueClient(Keys):
             metadata: samples that exist; their `custom_meta` is stored with it. All of those of one partition become
                 visible at once.
             partition_id: where to put new ones; made when there is none.
-            data_parser: changes the values in place first, here.
+            data_parser: changes the values first, here; see `kv_put`.
 
         Returns:
             The metadata, with the fields added.
@@ -161,7 +162,7 @@ class TransferQueueClient(Keys):
             UnsupportedValue: a value cannot be carried exactly; nothing was written.
         """
         columns = to_columns(data) if data_parser is None else parse(data, data_parser)
-        rows = rows_of(columns)
+        rows = rows_of(columns, data)
         if metadata is None:
             if partition_id is None:
                 raise InvalidArgument("put: give metadata, of samples that exist, or partition_id, for new ones")
@@ -198,22 +199,16 @@ class TransferQueueClient(Keys):
 
         Raises:
             StorageKeyNotFoundError: a sample was cleared, or lacks a field; names all of them.
+            InvalidArgument: a field has different dtypes in the partitions of the batch.
         """
         fields = metadata.field_names
         if not metadata.size or not fields:
             return to_tensordict({}, 0)
         parts = [
-            (own, self.found(name, partial(_get, ids=ids, fields=fields))) for name, own, ids in _by_partition(metadata)
+            (own, dict(self.found(name, partial(_get, ids=ids, fields=fields)).items()))
+            for name, own, ids in _by_partition(metadata)
         ]
-        if len(parts) == 1:
-            return to_tensordict(dict(parts[0][1].items()), metadata.size)
-        columns: dict[str, Any] = {}
-        for field in fields:
-            values: list[Any] = [None] * metadata.size
-            for own, batch in parts:
-                for row, value in zip(own, batch.list(field), strict=True):
-                    values[row] = value
-            columns[field] = _joined(values)
+        columns = parts[0][1] if len(parts) == 1 else joined(parts, metadata.size)
         return to_tensordict(columns, metadata.size)
 
     def clear_samples(self, metadata: BatchMeta) -> None:
@@ -337,7 +332,10 @@ def _by_partition(metadata: BatchMeta) -> list[tuple[str, list[int], list[int]]]
 
 
 def _put_at(part: Partition, ids: list[int], columns: Mapping[str, Any], given: list[dict[str, Any]]) -> None:
-    part.put(columns, ids=ids, tags=given if any(given) else None, upsert=True)
+    if columns:
+        part.put(columns, ids=ids, tags=given if any(given) else None, upsert=True)
+    else:
+        part.set_tags(ids, given)
 
 
 def _get(part: Partition, ids: list[int], fields: list[str]) -> Batch:

@@ -109,7 +109,9 @@ def kv_put(
         partition_id: where; made when there is none.
         fields: a dict of values without a row dimension, or a TensorDict of one row. What was there is replaced.
         tag: merged into the sample's tags.
-        data_parser: changes the values in place first, here.
+        data_parser: changes the values first, here: it gets a dict of all fields, in which a field that is one tensor
+            is that tensor, a nested TensorDict a dict of the same kind, and any other a list of its rows, and returns
+            it with other values. One that returns None is taken to have changed them in place.
 
     Returns:
         The key with all of its tags and fields.
@@ -145,7 +147,7 @@ def kv_batch_put(
         partition_id: where; made when there is none.
         fields: a TensorDict of as many rows; None changes tags alone, and makes samples without fields.
         tags: one dict for each key, merged into the sample's tags.
-        data_parser: changes the values in place first, here.
+        data_parser: changes the values first, here; see `kv_put`.
 
     Returns:
         The keys with all of their tags, and the fields that all of them have.
@@ -159,8 +161,9 @@ def kv_batch_put(
     if fields is None and tags is None:
         raise InvalidArgument("give fields, tags, or both")
     columns = {} if fields is None else to_columns(fields) if data_parser is None else parse(fields, data_parser)
-    if fields is not None and rows_of(columns) != len(wanted):
-        raise InvalidArgument(f"fields: {rows_of(columns)} rows for {len(wanted)} keys")
+    rows = rows_of(columns, fields)
+    if rows not in (None, len(wanted)):
+        raise InvalidArgument(f"fields: {rows} rows for {len(wanted)} keys")
     if tags is not None and len(tags) != len(wanted):
         raise InvalidArgument(f"tags: {len(tags)} of them for {len(wanted)} keys")
     client = get_client()
