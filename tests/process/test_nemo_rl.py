@@ -197,8 +197,24 @@ def test_tags_are_merged_and_come_with_a_claim(plane: Plane, planes: Callable[[]
     assert plane.claim_meta(name, "ref_lp", ["x"], 3).sequence_lengths is None
 
 
+def test_samples_may_come_before_their_fields(plane: Plane, name: str) -> None:
+    assert plane.put_samples(["a", "b"], name) == KVBatchMeta(name, None, ["a", "b"], None)
+    assert plane.put_samples(["c"], name, TensorDict({}, batch_size=[1]), [{"n": 1}]).fields == []
+    plane.put_samples(["c", "a"], name, of(x=torch.arange(2)))
+    claimed = plane.claim_meta(name, "train", ["x"], 2)
+    assert (claimed.sample_ids, claimed.tags) == (["a", "c"], [{}, {"n": 1}])
+
+
+@pytest.mark.parametrize("timeout", [None, "1", float("nan"), True])
+def test_a_wait_that_is_no_number(plane: Plane, name: str, timeout: Any) -> None:
+    plane.put_samples(["a"], name, of(x=torch.arange(1)))
+    with pytest.raises(ValueError, match=r"timeout_s=.*expected seconds"):
+        plane.claim_meta(name, "train", ["x"], 1, timeout_s=timeout)
+    assert plane.claim_meta(name, "train", ["x"], 1, timeout_s=-1).sample_ids == ["a"]
+
+
 REFUSED: list[tuple[list[Any], Any, Any, type[Exception], str]] = [
-    (["a"], None, None, ValueError, "give fields, tags, or both"),
+    (["a"], TensorDict({}, batch_size=[2]), [{}], ValueError, "2 rows for 1 keys"),
     (["a", "b"], of(x=torch.arange(3)), None, ValueError, "3 rows for 2 keys: give one key per row"),
     (["a", "b"], of(x=torch.arange(2)), [{}], ValueError, "1 tags for 2 keys"),
     (["a", "a"], of(x=torch.arange(2)), None, ValueError, r"\['a'\] come twice in one put"),

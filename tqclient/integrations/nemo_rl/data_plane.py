@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -9,7 +10,6 @@ from uuid import uuid4
 
 from tqclient.client import Client
 from tqclient.compat.transfer_queue import tags as any_tags
-from tqclient.compat.transfer_queue.columns import to_columns
 from tqclient.compat.transfer_queue.errors import StorageKeyNotFoundError
 from tqclient.compat.transfer_queue.lookup import Claimed
 from tqclient.errors import ClaimTimeout, InvalidArgument
@@ -119,10 +119,13 @@ class DataPlane(Generic[M]):
         Raises:
             ClaimTimeout: fewer were ready in time; nothing was taken. A TimeoutError.
             StorageKeyNotFoundError: there is no such partition. A KeyError.
-            InvalidArgument: the partition was registered without that task, or has no such field. A ValueError.
+            InvalidArgument: the partition was registered without that task, or has no such field, or `timeout_s` is no
+                number. A ValueError.
             Sealed: the partition was sealed, and nothing is left.
         """
         checked_names(partition_id, "required_fields", required_fields)
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or math.isnan(timeout_s):
+            raise InvalidArgument(f"claim_meta: partition {partition_id!r}: timeout_s={timeout_s!r}: expected seconds")
 
         def claim(part: Partition) -> list[Claimed]:
             declared = Declaration.read(part)
@@ -207,29 +210,26 @@ class DataPlane(Generic[M]):
         Args:
             sample_ids: one per row, all different.
             partition_id: where; made when it was not registered.
-            fields: a TensorDict `[sample_ids]` of tensors, dense or jagged, and of anything else; None: tags alone.
-            tags: merged into the samples' tags, one dict per row.
+            fields: a TensorDict `[sample_ids]` of tensors, dense or jagged, and of anything else; None: none. New
+                samples then exist without fields.
+            tags: merged into the samples' tags, one dict per row; None: none.
 
         Returns:
             The ids, with the fields and tags of this put. No id: nothing is put.
 
         Raises:
-            InvalidArgument: neither fields nor tags, counts that differ, or an id twice: a ValueError. Nothing was
-                written.
+            InvalidArgument: counts that differ, or an id twice: a ValueError. Nothing was written.
             SchemaMismatch: a field has another dtype or trailing shape than before. Nothing was written.
             UnsupportedValue: a value cannot be carried exactly: a TypeError. Nothing was written.
         """
-        if fields is None and tags is None and sample_ids:
-            raise InvalidArgument(f"put_samples: partition {partition_id!r}: give fields, tags, or both")
-        columns = {} if fields is None else to_columns(fields)
         given = [{} for _ in sample_ids] if tags is None else [any_tags.encode(each) for each in tags]
         for each in given:
             if any(name.startswith(WRITER) for name in each):
                 raise InvalidArgument(f"partition {partition_id!r}: names of tags that begin with {WRITER!r} are taken")
-        self._samples.put(
+        written = self._samples.put(
             partition_id,
             sample_ids,
-            columns,
+            fields,
             groups=[group_of(each) for each in sample_ids],
             tags=[{**each, **self._written} for each in given],
         )
@@ -237,7 +237,7 @@ class DataPlane(Generic[M]):
             partition_id=partition_id,
             task_name=None,
             sample_ids=list(sample_ids),
-            fields=None if fields is None else list(columns),
+            fields=None if fields is None else written,
             sequence_lengths=None,
             tags=None if tags is None else [dict(each) for each in tags],
         )
