@@ -235,6 +235,26 @@ def test_tags_of_samples_without_keys(client: tq.TransferQueueClient, name: str)
     assert everything.is_ready
 
 
+def test_tags_of_a_batch_replace_those_of_its_samples(client: tq.TransferQueueClient, name: str) -> None:
+    tq.kv_batch_put(["a", "b"], name, tensors(2), [{"status": "running", "error": None}, {"status": "running"}])
+    native = client.service.partition(name)
+    native.put({"x": [torch.arange(1)]}, keys=["c"], tags={"status": "running", "n": 1})
+    a, c = (client.kv_retrieve_meta("a", name), tq.BatchMeta([native.get(keys=["c"], fields=["x"]).ids[0]], [name]))
+    for meta in (a, c):
+        meta.clear_custom_meta()
+        meta.update_custom_meta([{"status": "done"}])
+        client.set_custom_meta(meta)
+    done = {"status": "done"}
+    assert tq.kv_list(name)[name] == {"a": done, "b": {"status": "running"}, "c": done}
+    client.put(TensorDict({"y": torch.zeros(1)}, batch_size=1), client.kv_retrieve_meta("b", name))
+    a.update_custom_meta([{"n": 2}])
+    client.put(TensorDict({}, batch_size=1), a)
+    assert tq.kv_list(name)[name] == {"a": {"status": "done", "n": 2}, "b": {"status": "running"}, "c": done}
+    client.clear_samples(a)
+    with pytest.raises(tq.StorageKeyNotFoundError):
+        client.set_custom_meta(a)
+
+
 def test_a_batch_of_several_partitions(client: tq.TransferQueueClient, name: str) -> None:
     one, other = client.put(tensors(2), partition_id=name), client.put(tensors(1), partition_id=f"{name}/b")
     both = tq.BatchMeta.concat([one, other])

@@ -149,8 +149,8 @@ class TransferQueueClient(Keys):
 
         Args:
             data: a TensorDict.
-            metadata: samples that exist; their `custom_meta` is stored with it. All of those of one partition become
-                visible at once.
+            metadata: samples that exist; their `custom_meta` is merged into the stored tags with it. All of those of
+                one partition become visible at once.
             partition_id: where to put new ones; made when there is none.
             data_parser: changes the values first, here; see `kv_put`.
 
@@ -217,10 +217,16 @@ class TransferQueueClient(Keys):
             self.clear_in(name, ids=ids)
 
     def set_custom_meta(self, metadata: BatchMeta) -> None:
-        """Merges the tags of a batch into those that are stored."""
+        """Stores the tags of a batch, in place of those that its samples had.
+
+        Tags of other names that another client sets while this runs may stay beside them.
+
+        Raises:
+            StorageKeyNotFoundError: a sample was cleared.
+        """
         for name, own, ids in _by_partition(metadata):
             given = [tags.encode(metadata.custom_meta[row]) for row in own]
-            self.found(name, partial(_set_tags, ids=ids, given=given))
+            self.found(name, partial(_replace_tags, ids=ids, given=given))
 
     def get_consumption_status(
         self, task_name: str, partition_id: str
@@ -342,13 +348,6 @@ def _get(part: Partition, ids: list[int], fields: list[str]) -> Batch:
     return part.get(ids, fields=fields)
 
 
-def _set_tags(part: Partition, ids: list[int], given: list[dict[str, Any]]) -> None:
-    part.set_tags(ids, given)
-
-
-def _joined(values: list[Any]) -> Any:
-    if not all(isinstance(value, torch.Tensor) for value in values):
-        return values
-    if values[0].ndim == 0:
-        return torch.stack(values)
-    return torch.nested.as_nested_tensor(values, layout=torch.jagged)
+def _replace_tags(part: Partition, ids: list[int], given: list[dict[str, Any]]) -> None:
+    stored = lookup.tags_of(part, ids)
+    part.set_tags(ids, [dict.fromkeys(stored.get(id_, ())) | own for id_, own in zip(ids, given, strict=True)])

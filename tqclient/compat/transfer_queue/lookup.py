@@ -12,6 +12,7 @@ import msgpack
 from tqclient import limits
 from tqclient.arguments import pack_lookup_keys, row_ids
 from tqclient.client import Client
+from tqclient.compat.transfer_queue.columns import MARKER
 from tqclient.consumer import Consumer
 from tqclient.errors import SampleNotFound, Unavailable
 from tqclient.info import PartitionRef
@@ -84,6 +85,15 @@ def _locate(
     reply = yield from in_session(state, deadline, attempt)
     ref.fields_changed(reply.fields)
     return Rows.from_set(RowSet.from_wire(reply.rows, [each.name for each in reply.fields]))
+
+
+def tags_of(part: Partition, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Returns the stored tags of samples by id; one that does not exist is not in it."""
+    try:
+        rows = locate(part, [MARKER], ids=ids)
+    except SampleNotFound:  # some are gone, or were put by the native client and have no marker
+        rows = listing(part)
+    return dict(zip(rows.ids, rows.tags, strict=True))
 
 
 def missing(part: Partition, field: str, ids: Sequence[int]) -> set[int]:
