@@ -290,6 +290,22 @@ def test_a_get_meta_that_waits_in_vain_harms_nobody(
     assert client.get_meta(["x"], 2, name, task_name="t").size == 2
 
 
+def test_a_get_meta_that_is_cancelled_takes_nothing(client: tq.TransferQueueClient, name: str) -> None:
+    client.put(tensors(1), partition_id=name)
+
+    async def give_up() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(client.async_get_meta(["x"], 2, name, task_name="t"), 0.2)
+
+    asyncio.run(give_up())
+    client.put(tensors(1), partition_id=name)
+    wait_until(lambda: not client.service.describe().waiting_claims, timeout=20, what="the claim's end")
+    _, consumed = client.get_consumption_status("t", name)
+    assert consumed is not None
+    assert consumed.tolist() == [0, 0]
+    assert client.get_meta(["x"], 2, name, task_name="t").size == 2
+
+
 def test_polling_returns_an_empty_batch(client: tq.TransferQueueClient, name: str) -> None:
     tq.init({"controller": {"polling_mode": True}})
     assert [client.get_meta(["x"], size, name, task_name="t").size for size in (1, 0)] == [0, 0]

@@ -85,7 +85,8 @@ class TransferQueueClient(Keys):
             Their metadata. With `polling_mode`, an empty one when there are too few.
 
         Raises:
-            TooFewSamplesError: there were too few in time; nothing was taken, and it may be called again.
+            TooFewSamplesError: there were too few in time; nothing was taken, and it may be called again. Nor is
+                anything taken for a call of the async form that was cancelled while it waited.
             StorageKeyNotFoundError: `force_fetch`, and there is no such partition.
         """
         fields = list(data_fields or [])

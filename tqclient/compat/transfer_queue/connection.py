@@ -15,7 +15,7 @@ from uuid import uuid4
 import tqclient as tq
 from tqclient.compat.transfer_queue.config import Settings, address_of
 from tqclient.compat.transfer_queue.errors import StorageKeyNotFoundError
-from tqclient.compat.transfer_queue.taking import Ledger
+from tqclient.compat.transfer_queue.taking import Ledger, unless
 from tqclient.errors import PartitionExists, PartitionNotFound, SampleNotFound
 from tqclient.partition import Partition
 
@@ -80,12 +80,17 @@ class Connection:
             threads.shutdown()
 
     async def in_thread(self, call: Callable[[], T]) -> T:
-        """Runs a blocking call beside the event loop."""
+        """Runs a blocking call beside the event loop. Where it waits for a batch and is cancelled, it takes none."""
         with self._lock:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tq-transfer-queue")
             threads = self._threads
-        return await asyncio.get_running_loop().run_in_executor(threads, call)
+        given_up = threading.Event()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(threads, unless, given_up, call)
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
 
     def on(self, name: str, action: Callable[[Partition, Ledger], T], *, create: bool = False) -> T:
         """Calls back with a partition; once more with the new one where it was cleared and made again.

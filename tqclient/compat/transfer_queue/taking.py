@@ -6,11 +6,13 @@ them was given before. They are samples of a partition of their own, under keys 
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 from uuid import uuid4
 
 import torch
@@ -27,7 +29,30 @@ from tqclient.partition import Partition
 LOOK_FIRST: Final = 0.05
 """Seconds until the first look whether another rank of the number was given the batch that this one waits for; ..."""
 WAIT_MAX: Final = 1.0
-"""... and between later ones. So long does a call go on after its client was closed."""
+"""... and between later ones. So long does a call go on after its client was closed, or its caller gave up."""
+
+T = TypeVar("T")
+
+_given_up: ContextVar[threading.Event | None] = ContextVar("given_up", default=None)
+
+
+class GivenUp(Exception):
+    """The caller does not wait for the batch any more. Nothing was taken."""
+
+
+def unless(given_up: threading.Event, call: Callable[[], T]) -> T:
+    """Calls, in a thread of its own; what it has `take` wait for is not taken once the event is set."""
+    token = _given_up.set(given_up)
+    try:
+        return call()
+    finally:
+        _given_up.reset(token)
+
+
+def _check_wanted() -> None:
+    given_up = _given_up.get()
+    if given_up is not None and given_up.is_set():
+        raise GivenUp
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +175,14 @@ def take(
 
     Raises:
         ClaimTimeout: there were too few samples.
+        GivenUp: the caller does not wait any more.
     """
     if size % sampler.group_size:
         raise InvalidArgument(f"batch_size={size} is no multiple of n_samples_per_prompt={sampler.group_size}")
     end = time.monotonic() + wait
     look = WAIT_MAX if slot is None else LOOK_FIRST
     while True:
+        _check_wanted()
         ids = None if slot is None else ledger.find(consumer.name, slot)
         if ids is not None:
             return lookup.locate(part, consumer._ref.fields, ids=_some(ids, consumer))
@@ -197,8 +224,9 @@ def _some(rows: list[int], consumer: Consumer) -> list[int]:
 
 def _consume(claimed: Claimed, ledger: Ledger, task: str, shares: Sequence[tuple[Slot | None, Sequence[int]]]) -> None:
     try:
+        _check_wanted()
         ledger.record(task, shares)
-    except DuplicateKey:
+    except (DuplicateKey, GivenUp):
         claimed.release()
         raise
     except BaseException:
