@@ -183,6 +183,23 @@ def test_a_finite_dataset_in_micro_batches(client: tq.TransferQueueClient, name:
     loader.dataset.close()
 
 
+def test_ranks_of_one_number_that_are_not_equally_fast(client: tq.TransferQueueClient, name: str) -> None:
+    """The one that is behind gets the last batch, though the task was given everything when it asks for it."""
+    use("RankAwareSampler")
+    ids = client.put(tensors(4), partition_id=name).global_indexes
+    members = [dataset(name, batch_size=2, micro_batch_size=1) for _ in range(2)]
+    iterators = [iter(each) for each in members]
+    seen = [[next(each)[1].global_indexes[0] for _ in range(2)] for each in iterators]
+    for own, each in zip(seen, iterators, strict=True):
+        own.extend(meta.global_indexes[0] for _, meta in each)
+    assert seen == [ids, ids]
+    for each in members:
+        each.close()
+    other = dataset(name, dp_rank=1)
+    assert list(other) == []
+    other.close()
+
+
 def test_an_endless_dataset_ends_when_its_partition_is_sealed(client: tq.TransferQueueClient, name: str) -> None:
     data = dataset(name, should_check_consumption_status=False)
     ids: list[int] = []

@@ -133,6 +133,16 @@ class TransferQueueClient(Keys):
         except TooFewSamplesError:
             return BatchMeta.empty()
 
+    def was_given(self, name: str, task: str, config: dict[str, Any]) -> bool:
+        """Whether the batch that a `sampling_config` names is one that a rank of that number was given before."""
+        slot = slot_of(self.settings.sampler, config)
+        if slot is None:
+            return False
+        try:
+            return bool(self.on(name, lambda _, ledger: ledger.find(task, slot)))
+        except StorageKeyNotFoundError:
+            return False
+
     def _everything(self, part: Partition, fields: list[str]) -> BatchMeta:
         rows = lookup.listing(part)
         status = self._status(part, fields, rows.ids)

@@ -53,8 +53,8 @@ class StreamingDataset(IterableDataset[Fetched]):
             partition_id: where.
             task_name: whose progress counts.
             dp_rank: ranks of one number get the same batches, with a sampler that goes by ranks.
-            should_check_consumption_status: end once the task was given every sample; False goes on for ever, or until
-                the partition is sealed.
+            should_check_consumption_status: end once the task was given every sample, and this rank its last batch;
+                False goes on for ever, or until the partition is sealed.
             fetch_batch_fn: instead of `default_fetch_batch_fn`.
             process_batch_fn: instead of `chunk_batch_fn`.
 
@@ -94,9 +94,7 @@ class StreamingDataset(IterableDataset[Fetched]):
                 self.batch_index += 1
                 yield from self.process_batch_fn(*batch, micro_batch_size=self.micro_batch_size)
                 continue
-            if self.should_check_consumption_status and client.check_consumption_status(
-                self.task_name, self.partition_id
-            ):
+            if self.should_check_consumption_status and self._is_over(client):
                 return
             try:
                 data, meta = self.fetch_batch_fn(
@@ -114,6 +112,13 @@ class StreamingDataset(IterableDataset[Fetched]):
                 self.buffer.append((data, meta))
             elif self.fetch_batch_fn is not default_fetch_batch_fn:
                 time.sleep(PAUSE_SECONDS)
+
+    def _is_over(self, client: TransferQueueClient) -> bool:
+        """Whether the task was given everything, and what is left of it is for other ranks."""
+        if not client.check_consumption_status(self.task_name, self.partition_id):
+            return False
+        config = {**self.sampling_config, "batch_index": self._number()}
+        return not client.was_given(self.partition_id, self.task_name, config)
 
     def _number(self) -> int:
         """Returns the number of the next batch; the workers of a loader number theirs in turns."""
