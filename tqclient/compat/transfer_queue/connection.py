@@ -75,6 +75,7 @@ class Connection:
             threads, self._threads = self._threads, None
         if threads is not None:
             threads.shutdown(wait=False)
+        self.settings.release()
         self.service.close()
         if threads is not None:
             threads.shutdown()

@@ -28,15 +28,17 @@ def init(conf: Any = None) -> Config:
     Args:
         conf: a nested dict or DictConfig; None takes over what another process gave. `controller.address` says where
             the controller is (else TQ_CONTROLLER does, else it is 127.0.0.1:7700); `controller.sampler` is one of the
-            four samplers, its class or its name; `controller.polling_mode` has get_meta return at once. What is said of
-            storage backends has no meaning here.
+            four samplers, its class or its name; `controller.polling_mode` has get_meta return at once. These two count
+            for the job: for all processes that call `init` without them, until those that gave them have called
+            `close`. What is said of storage backends has no meaning here.
 
     Returns:
         What a StreamingDataset needs, in this process or another.
 
     Raises:
         Unavailable: the service did not answer.
-        InvalidArgument: the sampler is none of the four.
+        InvalidArgument: the sampler is none of the four, or another process, which is connected, gave another one or
+            another polling mode.
     """
     client = _connected(address_of(conf))
     if conf is not None:
@@ -61,7 +63,10 @@ def get_client() -> TransferQueueClient:
 
 
 def close() -> None:
-    """Ends this process's connection. Samples stay where they are; `clear_partition` removes them. Repeatable."""
+    """Ends this process's connection, and what it gave to `init` for the job. Repeatable.
+
+    Samples stay where they are; `clear_partition` removes them.
+    """
     with _lock:
         while _clients:
             client = _clients.pop()
