@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import msgpack
@@ -32,7 +31,8 @@ KINDS = {
     "ranks": Kind(2, dp=2, members=2),
     "led": Kind(1, dp=1, members=2, leader_acks=True),
     "grouped_ranks": Kind(2, "group", {"size": 2}, group=2, dp=2, members=2),
-    "balanced": Kind(2, "seqlen_balanced", {"field": "a", "groups": 2}, group=2, dp=2, members=2),
+    "balanced": Kind(1, "seqlen_balanced", {"field": "a"}, dp=2, members=2),
+    "balanced_groups": Kind(2, "seqlen_balanced", {"field": "a", "groups": 2}, group=2, dp=2, members=2),
 }
 PLAIN = [name for name, kind in KINDS.items() if not kind.dp]
 RANKED = [name for name, kind in KINDS.items() if kind.dp]
@@ -189,10 +189,8 @@ class Consumption(Machine):
         for name in KINDS:
             self.drain(name)
             self.nothing_is_kept_from_anybody(name)
-            dropped = self.driver.core.list_dead(self.p, name)
-            done = {*self.ledgers[name].acked, *unpack(dropped.surplus), *unpack(dropped.stale)}
-            done.update(unpack(dropped.ids) if pick % 4 else ())  # the dead ones can be requeued
-            left |= self.live - done
+            dead = unpack(self.driver.core.list_dead(self.p, name).ids)  # they can be requeued
+            left |= self.left(name).union(() if pick % 4 else self.live.intersection(dead))
         if left and not self.described.retired:
             self.remove(sorted(left))
 
@@ -360,6 +358,8 @@ class Consumption(Machine):
 
     @rule(name=st.sampled_from(RANKED), dp_rank=st.integers(0, 1))
     def dissolve(self, name: str, dp_rank: int) -> None:
+        complete = journal_pb2.CompleteRanks(partition_id=self.p, consumer=name)
+        assert self.driver.send("complete_ranks", complete).error is None
         if dp_rank >= self.ledgers[name].kind.dp or any(r[:2] == (name, dp_rank) for r in self.ranks):
             return
         command = journal_pb2.DissolveReplica(partition_id=self.p, consumer=name, dp_rank=dp_rank)
@@ -394,10 +394,9 @@ class Consumption(Machine):
             self.nothing_is_kept_from_anybody(name)
 
     def drain(self, name: str) -> None:
-        """Claims and acks as long as there is something."""
-        ledger = self.ledgers[name]
-        kind, delivered = ledger.kind, True
-        places = [(rank, member) for rank in range(kind.dp) for member in range(kind.members)]
+        """Claims and acks as long as there is something, the last rank first: what it waits for is the others'."""
+        ledger, kind, delivered = self.ledgers[name], self.ledgers[name].kind, True
+        places = [(rank, member) for rank in reversed(range(kind.dp)) for member in range(kind.members)]
         while delivered:
             for place in places:
                 self.claim_as_rank(name, *place, 1)
@@ -421,6 +420,7 @@ class Consumption(Machine):
         counts = next(each for each in self.described.consumers if each.name == name)
         assert self.described.sealed, "Sealed, and it is not"
         assert not counts.leased, f"{name} is told Sealed, although {counts.leased} samples are leased"
+        assert self.described.retired or not (left := self.handed_out(name)), f"{name} is told Sealed before {left}"
 
     @promise
     def nothing_is_kept_from_anybody(self, name: str) -> None:
@@ -430,22 +430,32 @@ class Consumption(Machine):
         assert leased == 0, f"{leased} samples stay leased to {name}, and nobody has them"
         if described.retired:
             return
-        listed = self.driver.core.list_dead(self.p, name)
-        dropped = {*unpack(listed.ids), *unpack(listed.surplus), *unpack(listed.stale)}
-        left = self.live - self.ledgers[name].acked.keys() - dropped
-        ready = left.difference(self.lacking)
-        if kind.where:
-            ready = {i for i in ready if self.weights[i] == kind.where["w"]}
-        rows = len(ready)
-        if kind.group:
-            members = Counter(self.groups[i] for i in ready - self.aborted)
-            rows = kind.group * sum(count >= kind.group for group, count in members.items() if group)
-        wanted = kind.batch * (kind.dp if kind.sampler == "seqlen_balanced" else 1)
-        if described.sealed and left == left.difference(self.lacking):
+        ready = self.handed_out(name)
+        rows, wanted = len(ready), kind.batch * (kind.dp if kind.sampler == "seqlen_balanced" else 1)
+        if described.sealed and self.left(name).isdisjoint(self.lacking):
             wanted = 1
         elif kind.max_tokens:
             rows, wanted = sum(self.lengths[i] for i in ready), kind.max_tokens + 1
         assert rows < wanted, f"{name} is refused, although {rows} are ready and {wanted} wanted"
+
+    def left(self, name: str) -> set[int]:
+        """What a consumer neither acked nor was told is dropped."""
+        listed = self.driver.core.list_dead(self.p, name)
+        dropped = {*unpack(listed.ids), *unpack(listed.surplus), *unpack(listed.stale)}
+        return self.live - self.ledgers[name].acked.keys() - dropped
+
+    def handed_out(self, name: str) -> set[int]:
+        """What would be, of what is left; of each group as many as a claim takes."""
+        kind, ready = self.ledgers[name].kind, self.left(name).difference(self.lacking)
+        if kind.where:
+            ready = {i for i in ready if self.weights[i] == kind.where["w"]}
+        if kind.group:
+            members: dict[str, list[int]] = {}
+            for i in sorted(ready - self.aborted):
+                members.setdefault(self.groups[i], []).append(i)
+            whole = (each[: kind.group] for group, each in members.items() if group and len(each) >= kind.group)
+            return set().union(*whole)
+        return ready
 
     @rule()
     def restart(self) -> None:

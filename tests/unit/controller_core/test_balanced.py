@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 
-from tests.model.driver import Driver, unpack
-from tests.unit.controller_core.test_shares import Job
+from tests.model.driver import LEASE, Driver, claim_request, client_id, unpack
+from tests.unit.controller_core.test_shares import Job, place
 from tqclient.errors import ClaimTimeout, InvalidArgument, Sealed
 from tqclient.schema import Form
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import journal_pb2
+from tqserver.controller.core import Core, Readiness
 from tqserver.controller.core.samplers.balance import balanced
 
 RAGGED = Form("ragged", "torch", "int64", ()).to_bytes()
@@ -80,6 +82,114 @@ def test_the_last_rows_go_to_the_lowest_ranks(driver: Driver, session: int) -> N
         with pytest.raises(Sealed):
             job.claim(rank, 0, 2, **SAMPLER)
     assert driver.counts(p) == (0, 0, 0, 8, 0)
+
+
+def _one_row_is_left(driver: Driver, session: int, p: int, job: Job) -> None:
+    """Both ranks had a row; the last one is rank 0's."""
+    _put(driver, session, p, [1, 1])
+    for rank in (0, 1):
+        job.settle(rank, 0, job.claim(rank, 0, 1, **SAMPLER))
+    _put(driver, session, p, [1])
+    driver.ok("seal_partition", pb.SealPartitionRequest(partition_id=p), session=session)
+
+
+def _asks(job: Job, dp_rank: int, batch: int = 1) -> pb.ClaimRequest:
+    """A rank's claim, as it waits."""
+    request = claim_request(job.p, batch, topology=place(dp_rank, **job.sizes), **SAMPLER)
+    request.mutation.session, request.mutation.client_id = job.sessions[dp_rank, 0], client_id(1)
+    return request
+
+
+def _leases_pass(driver: Driver, leases: float) -> list[str | None]:
+    """Time goes by while all that live renew; returns what was done then."""
+    driver.now += leases * LEASE
+    for session in list(driver.core._state.leases.sessions):
+        driver.core.heartbeat(session, (), driver.now)
+    due = driver.core.due(driver.now)
+    assert all(driver.journal(command).error is None for command in due)
+    driver.core.check_invariants()
+    return [command.WhichOneof("body") for command in due]
+
+
+def test_a_rank_with_nothing_waits_for_those_that_have_yet_to_claim(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    job = Job(driver, p, dp=2, tp=1)
+    _one_row_is_left(driver, session, p, job)
+    with pytest.raises(ClaimTimeout):
+        job.claim(1, 0, 1, **SAMPLER)
+    assert driver.core.readiness(_asks(job, 1)) is Readiness.WAIT
+    assert "DP ranks [0] have yet to claim and ack them" in driver.core.rate_note(_asks(job, 1))
+    last = job.claim(0, 0, 1, **SAMPLER)
+    assert driver.core.readiness(_asks(job, 1)) is Readiness.WAIT
+    job.settle(0, 0, last)
+    assert driver.core.readiness(_asks(job, 1)) is Readiness.DRAINED
+
+
+def test_the_last_rows_of_a_dp_rank_that_died_with_nothing_go_to_the_others(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    job = Job(driver, p, dp=2, tp=1)
+    _one_row_is_left(driver, session, p, job)
+    assert _leases_pass(driver, 11) == ["complete_ranks"]
+    job.die(0, 0)
+    assert _leases_pass(driver, 9) == []
+    assert driver.core.readiness(_asks(job, 1)) is Readiness.WAIT
+    assert _leases_pass(driver, 2) == ["complete_ranks"]
+    last = job.claim(1, 0, 1, **SAMPLER)
+    assert (_ids(last), last.step) == ([3], 1)
+    driver.core = Core.restore(driver.core.snapshot(), driver.now)
+    with pytest.raises(ClaimTimeout):
+        job.claim(0, 0, 1, **SAMPLER)  # it is back, and waits for the other's ack
+    job.settle(1, 0, last, ack=False)
+    assert _ids(job.claim(1, 0, 1, **SAMPLER)) == [3]
+
+
+def test_nobody_waits_for_ever_for_a_dp_rank_that_never_comes(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    job = Job(driver, p, dp=3, tp=1)
+    _put(driver, session, p, [1] * 2)
+    driver.ok("seal_partition", pb.SealPartitionRequest(partition_id=p), session=session)
+    for rank in (2, 1):
+        job.sessions[rank, 0] = driver.open()
+        register = pb.RegisterRankRequest(partition_id=p, consumer="x", topology=place(rank, 0, **job.sizes))
+        driver.ok("register_rank", register, session=job.sessions[rank, 0])
+        assert _leases_pass(driver, 9) == []  # as long again for each that comes
+    driver.core = Core.restore(driver.core.snapshot(), driver.now)
+    driver.send("start", journal_pb2.Start())
+    assert _leases_pass(driver, 9) == []  # and after a start
+    assert driver.core.readiness(_asks(job, 2)) is Readiness.WAIT
+    assert _leases_pass(driver, 2) == ["complete_ranks"]
+    driver.core = Core.restore(driver.core.snapshot(), driver.now)
+    assert [_ids(job.claim(rank, 0, 1, **SAMPLER)) for rank in (2, 1)] == [[2], [1]]
+    assert _leases_pass(driver, 11) == []
+
+
+def test_nobody_is_watched_whom_nobody_waits_for(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    job = Job(driver, p, dp=2, tp=1)
+    _put(driver, session, p, [1] * 2)
+    orphans = driver.core._state.orphans
+    job.claim(0, 0, 1, sampler="fifo")
+    job.settle(1, 0, job.claim(1, 0, 1, sampler="fifo"))
+    assert orphans.keys() == {(p, "x", None)}
+    job.die(0, 0)
+    assert orphans.keys() == {(p, "x", None), (p, "x", 0)}
+    job.die(1, 0)
+    assert orphans.keys() == {(p, "x", 0)}  # it has something to give back
+    job.claim(0, 0, 1, sampler="fifo")
+    assert orphans.keys() == {(p, "x", None)}
+    driver.ok("delete_partition", pb.DeletePartitionRequest(partition_id=p), session=session)
+    assert not orphans
+
+
+def test_a_snapshot_of_before_says_nothing_of_complete_ranks(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    _put(driver, session, p, [1] * 2)
+    Job(driver, p, dp=2, tp=1).claim(0, 0, 1, **SAMPLER)
+    data = driver.core.snapshot()
+    tree = msgpack.unpackb(data, strict_map_key=False)
+    *_, ranks = tree["partitions"][0]["consumers"][0]
+    assert ranks.pop() is False
+    assert Core.restore(msgpack.packb(tree), driver.now).snapshot() == data
 
 
 def test_whole_groups_are_divided(driver: Driver, session: int) -> None:

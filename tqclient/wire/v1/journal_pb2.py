@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tqclient.wire.v1 import controller_pb2 as tq_dot_v1_dot_controller__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13tq/v1/journal.proto\x12\x05tq.v1\x1a\x16tq/v1/controller.proto\"\xb7\t\n\x07\x43ommand\x12\x31\n\x0copen_session\x18\x01 \x01(\x0b\x32\x19.tq.v1.OpenSessionRequestH\x00\x12\x33\n\rclose_session\x18\x02 \x01(\x0b\x32\x1a.tq.v1.CloseSessionRequestH\x00\x12\x39\n\x10\x63reate_partition\x18\x03 \x01(\x0b\x32\x1d.tq.v1.CreatePartitionRequestH\x00\x12\x35\n\x0eseal_partition\x18\x04 \x01(\x0b\x32\x1b.tq.v1.SealPartitionRequestH\x00\x12\x39\n\x10\x64\x65lete_partition\x18\x05 \x01(\x0b\x32\x1d.tq.v1.DeletePartitionRequestH\x00\x12\x31\n\x0cset_metadata\x18\x06 \x01(\x0b\x32\x19.tq.v1.SetMetadataRequestH\x00\x12/\n\x0bset_version\x18\x07 \x01(\x0b\x32\x18.tq.v1.SetVersionRequestH\x00\x12&\n\x06\x63ommit\x18\x08 \x01(\x0b\x32\x14.tq.v1.CommitRequestH\x00\x12$\n\x05\x63lear\x18\t \x01(\x0b\x32\x13.tq.v1.ClearRequestH\x00\x12)\n\x08set_tags\x18\n \x01(\x0b\x32\x15.tq.v1.SetTagsRequestH\x00\x12$\n\x05\x63laim\x18\x0b \x01(\x0b\x32\x13.tq.v1.ClaimRequestH\x00\x12&\n\x06settle\x18\x0c \x01(\x0b\x32\x14.tq.v1.SettleRequestH\x00\x12\x35\n\x0ereset_consumer\x18\r \x01(\x0b\x32\x1b.tq.v1.ResetConsumerRequestH\x00\x12(\n\x07requeue\x18\x0e \x01(\x0b\x32\x15.tq.v1.RequeueRequestH\x00\x12\x33\n\rregister_rank\x18\x0f \x01(\x0b\x32\x1a.tq.v1.RegisterRankRequestH\x00\x12;\n\x11register_producer\x18\x10 \x01(\x0b\x32\x1e.tq.v1.RegisterProducerRequestH\x00\x12?\n\x13unregister_producer\x18\x11 \x01(\x0b\x32 .tq.v1.UnregisterProducerRequestH\x00\x12\x35\n\x0e\x61\x63quire_permit\x18\x12 \x01(\x0b\x32\x1b.tq.v1.AcquirePermitRequestH\x00\x12\x33\n\rreturn_permit\x18\x13 \x01(\x0b\x32\x1a.tq.v1.ReturnPermitRequestH\x00\x12(\n\x0b\x65nd_session\x18  \x01(\x0b\x32\x11.tq.v1.EndSessionH\x00\x12*\n\x0c\x65xpire_claim\x18! \x01(\x0b\x32\x12.tq.v1.ExpireClaimH\x00\x12\'\n\x0b\x61ttach_node\x18\" \x01(\x0b\x32\x10.tq.v1.NodeHelloH\x00\x12\x1d\n\x05start\x18# \x01(\x0b\x32\x0c.tq.v1.StartH\x00\x12\x32\n\x10\x64issolve_replica\x18$ \x01(\x0b\x32\x16.tq.v1.DissolveReplicaH\x00\x12\x12\n\nchosen_ids\x18@ \x01(\x0c\x42\x06\n\x04\x62ody\"\x1d\n\nEndSession\x12\x0f\n\x07session\x18\x01 \x01(\x04\"\x1f\n\x0b\x45xpireClaim\x12\x10\n\x08\x63laim_id\x18\x01 \x01(\x04\"J\n\x0f\x44issolveReplica\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x04\x12\x10\n\x08\x63onsumer\x18\x02 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x03 \x01(\r\"\x07\n\x05Startb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13tq/v1/journal.proto\x12\x05tq.v1\x1a\x16tq/v1/controller.proto\"\xe7\t\n\x07\x43ommand\x12\x31\n\x0copen_session\x18\x01 \x01(\x0b\x32\x19.tq.v1.OpenSessionRequestH\x00\x12\x33\n\rclose_session\x18\x02 \x01(\x0b\x32\x1a.tq.v1.CloseSessionRequestH\x00\x12\x39\n\x10\x63reate_partition\x18\x03 \x01(\x0b\x32\x1d.tq.v1.CreatePartitionRequestH\x00\x12\x35\n\x0eseal_partition\x18\x04 \x01(\x0b\x32\x1b.tq.v1.SealPartitionRequestH\x00\x12\x39\n\x10\x64\x65lete_partition\x18\x05 \x01(\x0b\x32\x1d.tq.v1.DeletePartitionRequestH\x00\x12\x31\n\x0cset_metadata\x18\x06 \x01(\x0b\x32\x19.tq.v1.SetMetadataRequestH\x00\x12/\n\x0bset_version\x18\x07 \x01(\x0b\x32\x18.tq.v1.SetVersionRequestH\x00\x12&\n\x06\x63ommit\x18\x08 \x01(\x0b\x32\x14.tq.v1.CommitRequestH\x00\x12$\n\x05\x63lear\x18\t \x01(\x0b\x32\x13.tq.v1.ClearRequestH\x00\x12)\n\x08set_tags\x18\n \x01(\x0b\x32\x15.tq.v1.SetTagsRequestH\x00\x12$\n\x05\x63laim\x18\x0b \x01(\x0b\x32\x13.tq.v1.ClaimRequestH\x00\x12&\n\x06settle\x18\x0c \x01(\x0b\x32\x14.tq.v1.SettleRequestH\x00\x12\x35\n\x0ereset_consumer\x18\r \x01(\x0b\x32\x1b.tq.v1.ResetConsumerRequestH\x00\x12(\n\x07requeue\x18\x0e \x01(\x0b\x32\x15.tq.v1.RequeueRequestH\x00\x12\x33\n\rregister_rank\x18\x0f \x01(\x0b\x32\x1a.tq.v1.RegisterRankRequestH\x00\x12;\n\x11register_producer\x18\x10 \x01(\x0b\x32\x1e.tq.v1.RegisterProducerRequestH\x00\x12?\n\x13unregister_producer\x18\x11 \x01(\x0b\x32 .tq.v1.UnregisterProducerRequestH\x00\x12\x35\n\x0e\x61\x63quire_permit\x18\x12 \x01(\x0b\x32\x1b.tq.v1.AcquirePermitRequestH\x00\x12\x33\n\rreturn_permit\x18\x13 \x01(\x0b\x32\x1a.tq.v1.ReturnPermitRequestH\x00\x12(\n\x0b\x65nd_session\x18  \x01(\x0b\x32\x11.tq.v1.EndSessionH\x00\x12*\n\x0c\x65xpire_claim\x18! \x01(\x0b\x32\x12.tq.v1.ExpireClaimH\x00\x12\'\n\x0b\x61ttach_node\x18\" \x01(\x0b\x32\x10.tq.v1.NodeHelloH\x00\x12\x1d\n\x05start\x18# \x01(\x0b\x32\x0c.tq.v1.StartH\x00\x12\x32\n\x10\x64issolve_replica\x18$ \x01(\x0b\x32\x16.tq.v1.DissolveReplicaH\x00\x12.\n\x0e\x63omplete_ranks\x18% \x01(\x0b\x32\x14.tq.v1.CompleteRanksH\x00\x12\x12\n\nchosen_ids\x18@ \x01(\x0c\x42\x06\n\x04\x62ody\"\x1d\n\nEndSession\x12\x0f\n\x07session\x18\x01 \x01(\x04\"\x1f\n\x0b\x45xpireClaim\x12\x10\n\x08\x63laim_id\x18\x01 \x01(\x04\"J\n\x0f\x44issolveReplica\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x04\x12\x10\n\x08\x63onsumer\x18\x02 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x03 \x01(\r\"7\n\rCompleteRanks\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x04\x12\x10\n\x08\x63onsumer\x18\x02 \x01(\t\"\x07\n\x05Startb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,13 +33,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tq.v1.journal_pb2', _global
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_COMMAND']._serialized_start=55
-  _globals['_COMMAND']._serialized_end=1262
-  _globals['_ENDSESSION']._serialized_start=1264
-  _globals['_ENDSESSION']._serialized_end=1293
-  _globals['_EXPIRECLAIM']._serialized_start=1295
-  _globals['_EXPIRECLAIM']._serialized_end=1326
-  _globals['_DISSOLVEREPLICA']._serialized_start=1328
-  _globals['_DISSOLVEREPLICA']._serialized_end=1402
-  _globals['_START']._serialized_start=1404
-  _globals['_START']._serialized_end=1411
+  _globals['_COMMAND']._serialized_end=1310
+  _globals['_ENDSESSION']._serialized_start=1312
+  _globals['_ENDSESSION']._serialized_end=1341
+  _globals['_EXPIRECLAIM']._serialized_start=1343
+  _globals['_EXPIRECLAIM']._serialized_end=1374
+  _globals['_DISSOLVEREPLICA']._serialized_start=1376
+  _globals['_DISSOLVEREPLICA']._serialized_end=1450
+  _globals['_COMPLETERANKS']._serialized_start=1452
+  _globals['_COMPLETERANKS']._serialized_end=1507
+  _globals['_START']._serialized_start=1509
+  _globals['_START']._serialized_end=1516
 # @@protoc_insertion_point(module_scope)

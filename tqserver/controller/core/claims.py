@@ -52,8 +52,9 @@ def ready_count(state: State, request: pb.ClaimRequest) -> int:
 
 
 def rate_note(state: State, request: pb.ClaimRequest) -> str:
-    """Says how a rate limit holds a claim back."""
-    return Wanted.of(state, request).rate_note()
+    """Says how a rate limit holds a claim back, or that it is other DP ranks' turn."""
+    wanted = Wanted.of(state, request)
+    return wanted.rate_note() or ranks.turn_note(wanted)
 
 
 def choice(state: State, request: pb.ClaimRequest) -> bytes:

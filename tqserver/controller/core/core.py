@@ -67,6 +67,7 @@ HANDLERS: Final[dict[str, Handler]] = {
     "end_session": membership.end_session,
     "expire_claim": claims.expire_claim,
     "dissolve_replica": ranks.dissolve_replica,
+    "complete_ranks": ranks.complete_ranks,
     "attach_node": membership.attach_node,
     "start": membership.start,
 }
@@ -215,10 +216,7 @@ class Core:
             else journal_pb2.Command(expire_claim=journal_pb2.ExpireClaim(claim_id=found.claim_id))
             for found in self._state.leases.pop_due(now)
         ]
-        for partition_id, consumer, dp_rank in orphans:
-            dissolved = journal_pb2.DissolveReplica(partition_id=partition_id, consumer=consumer, dp_rank=dp_rank)
-            commands.append(journal_pb2.Command(dissolve_replica=dissolved))
-        return commands
+        return [*commands, *map(ranks.given_up, orphans)]
 
     def next_deadline(self) -> float | None:
         """Returns when `due` or `collect` has something to do next, in monotonic seconds."""
@@ -298,7 +296,7 @@ class Core:
         return admission.queue_of(self._state, request)
 
     def rate_note(self, request: controller_pb2.ClaimRequest) -> str:
-        """Says how a rate limit holds a claim back, to end a message with; empty: none does. Raises as `readiness`."""
+        """Says what else than too few samples holds a claim back, to end a message with; raises as `readiness`."""
         return claims.rate_note(self._state, request)
 
     # Reads.

@@ -80,10 +80,7 @@ def delete_partition(
     for permit in partition.admitted.permits.values():
         del state.leases.sessions[permit.session].permits[permit.permit]
     for consumer in partition.consumers.values():
-        if consumer.ranks is not None:
-            ranks.dissolve(state, partition, consumer, list(consumer.ranks.replicas), now, out)
-            for session in {session for session, _ in consumer.ranks.holders.values()}:
-                del state.leases.sessions[session].consumers[partition.partition_id, consumer.name]
+        ranks.disband(state, partition, consumer, now, out)
     blocks = partition.remove(partition.samples.slots())
     state.emptied(state.blocks.drop_references(blocks), now, out)
     out.append(effects.PartitionGone(partition.partition_id))

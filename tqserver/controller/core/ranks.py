@@ -35,9 +35,8 @@ def register_rank(state: State, request: pb.RegisterRankRequest, now: float, out
         known.check(request.topology, session)
     consumer = partition.admit(request.consumer)
     if known is not None and known.sizes != Sizes.of(request.topology):
-        dissolve(state, partition, consumer, list(known.replicas), now, out)
-        consumer.ranks = None
-    _hold(state, partition, consumer, request.topology, session)
+        disband(state, partition, consumer, now, out)
+    _hold(state, partition, consumer, request.topology, session, now)
     out.append(effects.ReadinessChanged(partition.partition_id))
     return pb.RegisterRankReply(registered=len(_ranks(consumer).holders))
 
@@ -48,10 +47,15 @@ def _ranks(consumer: Consumer) -> RankGroup:
     return consumer.ranks
 
 
-def _hold(state: State, partition: Partition, consumer: Consumer, topology: pb.Topology, session: int) -> RankGroup:
+def _hold(
+    state: State, partition: Partition, consumer: Consumer, topology: pb.Topology, session: int, now: float
+) -> RankGroup:
     if consumer.ranks is None:
         consumer.ranks = RankGroup(Sizes.of(topology))
+    came = (topology.dp_rank, topology.member) not in consumer.ranks.holders
     consumer.ranks.hold(topology, session)
+    if came:
+        _watch_ranks(state, partition, consumer, now)
     state.orphans.pop((partition.partition_id, consumer.name, topology.dp_rank), None)
     state.leases.sessions[session].consumers[partition.partition_id, consumer.name] = None
     return consumer.ranks
@@ -66,14 +70,24 @@ def vacate(state: State, session: int, now: float, out: Effects) -> None:
             continue
         for dp_rank in consumer.ranks.vacate(session):
             _drop_settled(state, consumer.ranks.replicas[dp_rank], consumer.ranks.sizes.members, now, out)
-            watch_orphan(state, partition, consumer, dp_rank, now)
+            _watch_orphan(state, partition, consumer, dp_rank, now)
+        _watch_ranks(state, partition, consumer, now)
 
 
-def watch_orphan(state: State, partition: Partition, consumer: Consumer, dp_rank: int, now: float) -> None:
+def _watch_orphan(state: State, partition: Partition, consumer: Consumer, dp_rank: int, now: float) -> None:
     """A DP rank that holds shares and has no member gives them back in a while."""
     key = (partition.partition_id, consumer.name, dp_rank)
     replica = _ranks(consumer).replicas[dp_rank]
     if replica.shares and not replica.positions and key not in state.orphans:
+        state.orphans[key] = now + ORPHAN_LEASES * partition.policy.lease_ms / 1000
+
+
+def _watch_ranks(state: State, partition: Partition, consumer: Consumer, now: float) -> None:
+    """Those that live wait a while for the others, from the last time on that one came or went."""
+    key = (partition.partition_id, consumer.name, None)
+    state.orphans.pop(key, None)
+    ranks = _ranks(consumer)
+    if ranks.holders and not ranks.complete and not partition.retired:
         state.orphans[key] = now + ORPHAN_LEASES * partition.policy.lease_ms / 1000
 
 
@@ -82,8 +96,21 @@ def watch_orphans(state: State, now: float) -> None:
     state.orphans.clear()
     for partition in state.partitions.values():
         for consumer in partition.consumers.values():
-            for dp_rank in consumer.ranks.replicas if consumer.ranks is not None else ():
-                watch_orphan(state, partition, consumer, dp_rank, now)
+            if consumer.ranks is None:
+                continue
+            for dp_rank in consumer.ranks.replicas:
+                _watch_orphan(state, partition, consumer, dp_rank, now)
+            _watch_ranks(state, partition, consumer, now)
+
+
+def given_up(orphan: tuple[int, str, int | None]) -> journal_pb2.Command:
+    """Returns what ends the time of one of `State.orphans`."""
+    partition_id, consumer, dp_rank = orphan
+    if dp_rank is None:
+        complete = journal_pb2.CompleteRanks(partition_id=partition_id, consumer=consumer)
+        return journal_pb2.Command(complete_ranks=complete)
+    dissolved = journal_pb2.DissolveReplica(partition_id=partition_id, consumer=consumer, dp_rank=dp_rank)
+    return journal_pb2.Command(dissolve_replica=dissolved)
 
 
 # Claims.
@@ -134,22 +161,49 @@ def has_share(wanted: Wanted) -> bool:
 
 def _plan(wanted: Wanted, ranks: RankGroup) -> dict[int, Slots] | None:
     """Chooses the rows of the next step: dp_rank → slots. None: the claim waits, or nothing is left for this rank."""
-    dp_rank, sampler = wanted.request.topology.dp_rank, wanted.sampler
+    dp_rank = wanted.request.topology.dp_rank
     _check_apart(ranks, dp_rank)
-    if not isinstance(sampler, SeqlenBalanced):
+    if not isinstance(wanted.sampler, SeqlenBalanced):
         slots = wanted.choose()
         return None if slots is None else {dp_rank: slots}
+    parts = _global_batch(wanted, wanted.sampler, ranks)
+    return parts if parts is not None and len(parts[dp_rank]) else None
+
+
+def _global_batch(wanted: Wanted, sampler: SeqlenBalanced, ranks: RankGroup) -> dict[int, Slots] | None:
+    """Chooses the rows of a global batch: dp_rank → slots. The last one may have none for the highest ranks.
+
+    A rank that it has none for waits for the others, in case one of them dies; for those without a live member, not for
+    ever.
+    """
     if wanted.budget is not None:
         raise InvalidArgument(
             "the seqlen_balanced sampler divides batch_size rows for each DP rank: leave max_tokens out"
         )
-    active = sorted({*ranks.active(), dp_rank})
-    sample = wanted.sample.of_size(wanted.request.batch_size * len(active))
+    dp_rank = wanted.request.topology.dp_rank
+    parts = _divided(wanted, sampler, ranks.active(dp_rank))
+    if parts is not None and ranks.complete and not len(parts[dp_rank]):
+        parts = _divided(wanted, sampler, ranks.live(dp_rank))
+    return parts
+
+
+def _divided(wanted: Wanted, sampler: SeqlenBalanced, dp_ranks: list[int]) -> dict[int, Slots] | None:
+    sample = wanted.sample.of_size(wanted.request.batch_size * len(dp_ranks))
     slots = sampler.sample(wanted.view, sample)
     if slots is None or wanted.rate_lacks(slots):
         return None
-    parts = dict(zip(active, sampler.divide(slots, sample, len(active)), strict=True))
-    return parts if len(parts[dp_rank]) else None
+    return dict(zip(dp_ranks, sampler.divide(slots, sample, len(dp_ranks)), strict=True))
+
+
+def turn_note(wanted: Wanted) -> str:
+    """Returns that what is ready is for other DP ranks, to end a message with; empty: that is not so."""
+    if not wanted.request.HasField("topology") or not isinstance(wanted.sampler, SeqlenBalanced):
+        return ""
+    parts = _global_batch(wanted, wanted.sampler, _place(wanted)[0])
+    if parts is None or len(parts[wanted.request.topology.dp_rank]):
+        return ""
+    others = [dp_rank for dp_rank, slots in parts.items() if len(slots)]
+    return f"; they are the last ones, and DP ranks {others[: limits.LISTED_MAX]} have yet to claim and ack them"
 
 
 def _check_apart(ranks: RankGroup, dp_rank: int) -> None:
@@ -179,7 +233,7 @@ def claim(state: State, wanted: Wanted, now: float, out: Effects) -> pb.ClaimRep
         if parts is None:
             raise wanted.unmet()
     consumer = partition.admit(request.consumer)
-    ranks = _hold(state, partition, consumer, topology, request.mutation.session)
+    ranks = _hold(state, partition, consumer, topology, request.mutation.session, now)
     replica = ranks.replica(topology.dp_rank)
     if parts:
         _make(state, wanted, ranks, parts, now)
@@ -223,7 +277,7 @@ def _make(state: State, wanted: Wanted, ranks: RankGroup, parts: dict[int, Slots
         replica.next_step = step + 1
         if len(slots):
             replica.shares[step] = Share(step, partition.samples.ids[slots], _spec(request), fields)
-            watch_orphan(state, partition, consumer, dp_rank, now)
+            _watch_orphan(state, partition, consumer, dp_rank, now)
 
 
 def _deliver(state: State, partition: Partition, consumer: Consumer, share: Share) -> None:
@@ -336,6 +390,16 @@ def dissolve(
     out.append(effects.ReadinessChanged(partition.partition_id))
 
 
+def disband(state: State, partition: Partition, consumer: Consumer, now: float, out: Effects) -> None:
+    """Takes the shares of all DP ranks back, and forgets the topology with who has a place in it."""
+    if consumer.ranks is not None:
+        dissolve(state, partition, consumer, consumer.ranks.replicas, now, out)
+        for session in {session for session, _ in consumer.ranks.holders.values()}:
+            del state.leases.sessions[session].consumers[partition.partition_id, consumer.name]
+        state.orphans.pop((partition.partition_id, consumer.name, None), None)
+        consumer.ranks = None
+
+
 def dissolve_replica(state: State, command: journal_pb2.DissolveReplica, now: float, out: Effects) -> None:
     """Applies a DissolveReplica; a DP rank that has a member by now is passed over."""
     state.orphans.pop((command.partition_id, command.consumer, command.dp_rank), None)
@@ -347,3 +411,13 @@ def dissolve_replica(state: State, command: journal_pb2.DissolveReplica, now: fl
     if replica is not None and not replica.positions:
         replica.gone = True
         dissolve(state, partition, consumer, [command.dp_rank], now, out)
+
+
+def complete_ranks(state: State, command: journal_pb2.CompleteRanks, now: float, out: Effects) -> None:
+    """Applies a CompleteRanks."""
+    state.orphans.pop((command.partition_id, command.consumer, None), None)
+    partition = state.partitions.get(command.partition_id)
+    consumer = None if partition is None else partition.consumers.get(command.consumer)
+    if partition is not None and consumer is not None and consumer.ranks is not None:
+        consumer.ranks.complete = True
+        out.append(effects.ReadinessChanged(partition.partition_id))

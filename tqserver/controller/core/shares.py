@@ -17,7 +17,7 @@ from tqclient.errors import TopologyMismatch
 from tqclient.wire.v1 import controller_pb2 as pb
 
 ORPHAN_LEASES: Final = 10
-"""A DP rank without a live member for so many leases gives its shares back."""
+"""A DP rank without a live member for so many leases gives its shares back, and is not waited for."""
 
 
 class Sizes(NamedTuple):
@@ -127,11 +127,13 @@ class RankGroup:
         sizes: of the topology.
         holders: (dp_rank, member) → (live session, world rank).
         replicas: dp_rank → replica, for those that were ever asked for or planned for.
+        complete: no rank came or went for long: nobody waits for DP ranks without a live member.
     """
 
     sizes: Sizes
     holders: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     replicas: dict[int, Replica] = field(default_factory=dict)
+    complete: bool = False
 
     def replica(self, dp_rank: int) -> Replica:
         """Returns a DP rank, made on first use."""
@@ -141,10 +143,14 @@ class RankGroup:
         """Returns the shares of all DP ranks."""
         return [share for replica in self.replicas.values() for share in replica.shares.values()]
 
-    def active(self) -> list[int]:
-        """Returns the DP ranks that a global batch is divided over."""
-        gone = {dp_rank for dp_rank, replica in self.replicas.items() if replica.gone}
+    def active(self, asking: int) -> list[int]:
+        """Returns the DP ranks that a global batch is divided over, ascending, with the one that asks."""
+        gone = {dp_rank for dp_rank, replica in self.replicas.items() if replica.gone} - {asking}
         return [dp_rank for dp_rank in range(self.sizes.dp) if dp_rank not in gone]
+
+    def live(self, asking: int) -> list[int]:
+        """Returns the DP ranks that have a live member, ascending, with the one that asks."""
+        return sorted({asking} | {dp_rank for dp_rank, replica in self.replicas.items() if replica.positions})
 
     def check(self, topology: pb.Topology, session: int) -> None:
         """Raises TopologyMismatch when a rank does not fit those that are registered and live."""
@@ -172,6 +178,7 @@ class RankGroup:
         if place in self.holders:
             return
         self.holders[place] = (session, topology.world_rank)
+        self.complete = False
         replica.positions[topology.member] = replica.start_of(topology.member)
         if topology.member in replica.seen:  # in place of one that died: it has had none, and is given no consumed one
             for share in replica.shares.values():
@@ -184,4 +191,5 @@ class RankGroup:
         for dp_rank, member in places:
             del self.holders[dp_rank, member]
             del self.replicas[dp_rank].positions[member]
+            self.complete = False
         return list(dict.fromkeys(dp_rank for dp_rank, _ in places))

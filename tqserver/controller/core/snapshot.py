@@ -221,7 +221,8 @@ def _dump_ranks(ranks: RankGroup | None) -> list[Any] | None:
         ]
         for dp_rank, r in sorted(ranks.replicas.items())
     ]
-    return [list(ranks.sizes), [[*place, *held] for place, held in sorted(ranks.holders.items())], replicas]
+    holders = [[*place, *held] for place, held in sorted(ranks.holders.items())]
+    return [list(ranks.sizes), holders, replicas, ranks.complete]
 
 
 def _dump_share(s: Share) -> list[Any]:
@@ -232,8 +233,8 @@ def _dump_share(s: Share) -> list[Any]:
 def _load_ranks(tree: list[Any] | None) -> RankGroup | None:
     if tree is None:
         return None
-    sizes, holders, replicas = tree
-    ranks = RankGroup(Sizes(*sizes))
+    sizes, holders, replicas, *later = tree
+    ranks = RankGroup(Sizes(*sizes), complete=any(later))  # an earlier snapshot does not say it
     ranks.holders = {(dp_rank, member): (session, rank) for dp_rank, member, session, rank in holders}
     for dp_rank, next_step, gone, positions, seen, shares in replicas:
         replica = ranks.replicas[dp_rank] = Replica(next_step, positions=dict(positions), seen=set(seen), gone=gone)

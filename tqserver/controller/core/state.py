@@ -49,7 +49,8 @@ class State:
         names: partition name → id.
         nodes: by name, as they introduced themselves; what they report after that is the shell's to fill in.
         arenas: arena → name of the node that it was first seen at.
-        orphans: (partition_id, consumer, dp_rank) of a rank without members → when it gives its shares back; volatile.
+        orphans: (partition_id, consumer, dp_rank) of a rank without members → when it gives its shares back; dp_rank
+            None → when nobody waits any more for the ranks without members; volatile.
         last_pin: counts within the epoch; volatile.
         retired: what changed in retired partitions; volatile.
         chosen: ids that a user's sampler chose for the claim that is being applied: int64; empty: none did. None: no
@@ -73,7 +74,7 @@ class State:
     replies: Replies = field(default_factory=Replies)
     nodes: dict[str, controller_pb2.Node] = field(default_factory=dict)
     arenas: dict[int, str] = field(default_factory=dict)
-    orphans: dict[tuple[int, str, int], float] = field(default_factory=dict)
+    orphans: dict[tuple[int, str, int | None], float] = field(default_factory=dict)
     last_pin: int = 0
     retired: Retired = field(default_factory=Retired)
     chosen: bytes | None = None

@@ -96,8 +96,12 @@ class Wanted(NamedTuple):
 
     @property
     def drained(self) -> bool:
-        """Whether one that must wait now would wait for ever. Groups that stay incomplete are never handed out."""
-        return self.sample.final and not self.consumer.counts[LEASED]
+        """Whether one that must wait now would wait for ever. Groups that stay incomplete are never handed out.
+
+        What is ready for another DP rank may yet be this one's.
+        """
+        done = self.sample.final and not self.consumer.counts[LEASED]
+        return done and not self.sampler.has(self.view, self.sample)
 
     @property
     def orphaned(self) -> bool:
