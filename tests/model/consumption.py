@@ -6,8 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from tests.model.histories import promise
 
+ATTEMPTS_MAX = 2
 Place = tuple[int, int]
 """(dp_rank, member)."""
 
@@ -57,6 +60,7 @@ class Ledger:
             self._replaced(held.place)
             self.sessions[held.place] = held.session
         self.no_sample_comes_again_after_its_ack(held)
+        self.no_sample_is_delivered_too_often(held, attempts)
         if self.kind.group:
             self.groups_are_never_split(held, groups, gone)
             self.a_stale_member_takes_its_group_with_it(held, groups, too_old)
@@ -72,6 +76,11 @@ class Ledger:
             first_time = (dp_rank, held.step, member) not in self.settled
             again = [i for i in again if not (first_time and self.acked[i] == (dp_rank, held.step))]
         assert not again, f"delivered after their ack: {again}"
+
+    @promise
+    def no_sample_is_delivered_too_often(self, held: Held, attempts: bytes) -> None:
+        often = [i for i, each in zip(held.ids, np.frombuffer(attempts, "<u4"), strict=True) if each > ATTEMPTS_MAX]
+        assert not often, f"delivered more than {ATTEMPTS_MAX} times: {often}"
 
     @promise
     def groups_are_never_split(self, held: Held, groups: dict[int, str], gone: set[int]) -> None:

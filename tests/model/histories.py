@@ -4,6 +4,7 @@ To see a check at work, break a line of tqserver/controller/core and run `pytest
 
 - counts_always_add_up: consumer.py, `move`: `self.counts[state] += len(slots[:3])`
 - no_sample_comes_again_after_its_ack: ranks.py, `end_membership`: move to 0 (open) for CONSUMED
+- no_sample_is_delivered_too_often: partition.py, `give_up`: `>` for `>=`
 - groups_are_never_split: samplers/grouped.py, `sample`: `[:size - 1]` for `[:size]`
 - members_of_a_dp_rank_see_the_same: shares.py, `next_of`: `next(reversed(list(had)), None)`
 - accepted_and_running_are_within_the_bound: admission.py, `_staleness`: leave `admitted.running` out of the sum

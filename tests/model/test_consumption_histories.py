@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from tests.model.consumption import Held, Kind, Ledger
+from tests.model.consumption import ATTEMPTS_MAX, Held, Kind, Ledger
 from tests.model.driver import LEASE, Driver, claim_request, client_id, ids, unpack
 from tests.model.histories import Machine, promise, run_many, run_seeds
 from tests.model.test_core_histories import durable
@@ -47,7 +47,7 @@ class Consumption(Machine):
     def begin(self, keep: bool) -> None:
         self.driver = Driver()
         self.session = self.sessions = self.driver.open()  # clients are numbered as their sessions
-        policy = {"max_attempts": 2, "max_staleness": 2, "keep": keep}
+        policy = {"max_attempts": ATTEMPTS_MAX, "max_staleness": 2, "keep": keep}
         self.p = self.driver.partition(self.session, consumers=list(KINDS), **policy)
         self.version = 0
         self.keep = keep

@@ -202,6 +202,49 @@ def test_a_rank_without_members_gives_its_shares_back_after_ten_leases(driver: D
     assert (_ids(again), again.rows.attempts[0]) == ([1, 2], 2)
 
 
+def _lost(driver: Driver, p: int, dp_rank: int) -> None:
+    command = journal_pb2.DissolveReplica(partition_id=p, consumer="x", dp_rank=dp_rank)
+    assert driver.send("dissolve_replica", command).error is None
+    driver.core.check_invariants()
+
+
+def test_rows_that_kill_a_whole_dp_rank_are_given_up(driver: Driver, p: int) -> None:
+    job = Job(driver, p, dp=2)
+    for attempt in (1, 2):
+        claim = job.claim(0, 0)
+        assert (_ids(claim), claim.rows.attempts[0]) == ([1, 2], attempt)
+        job.die(0, 0)
+        _lost(driver, p, 0)
+    assert driver.counts(p) == (0, 10, 0, 0, 2)
+    assert unpack(driver.core.list_dead(p, "x").ids) == [1, 2]
+    assert _ids(job.claim(1, 0)) == [3, 4]
+
+
+def test_deliveries_to_a_dp_rank_that_was_lost_count(driver: Driver, p: int) -> None:
+    job = Job(driver, p, dp=2, tp=1)
+    job.claim(0, 0)
+    job.die(0, 0)
+    _lost(driver, p, 0)
+    claim = job.claim(1, 0, 3)
+    assert (_ids(claim), list(claim.rows.attempts[::4])) == ([1, 2, 3], [2, 2, 1])
+    job.settle(1, 0, claim, ack=False)
+    assert unpack(driver.core.list_dead(p, "x").ids) == [1, 2]
+    again = job.claim(1, 0, 3)
+    assert (_ids(again), again.step) == ([3], claim.step)
+
+
+def test_a_group_that_was_delivered_too_often_is_given_up_whole(driver: Driver, session: int) -> None:
+    p = driver.partition(session, max_attempts=1)
+    driver.put(session, p, 4, groups=["a", "b"] * 2)
+    job = Job(driver, p, tp=1)
+    group = {"sampler": "group", "params": {"size": 2}}
+    job.claim(0, 0, **group)
+    job.die(0, 0)
+    _lost(driver, p, 0)
+    assert unpack(driver.core.list_dead(p, "x").ids) == [1, 3]
+    assert _ids(job.claim(0, 0, **group)) == [2, 4]
+
+
 def test_a_restart_keeps_places_positions_and_shares(driver: Driver, p: int) -> None:
     job = Job(driver, p, dp=2, leader_acks=True)
     a = job.claim(0, 0)

@@ -158,9 +158,7 @@ def end_claim(state: State, claim_id: int, now: float, out: Effects, *, consumed
         if consumed:
             consumer.move(slots, CONSUMED)
         else:
-            spent = consumer.attempts[slots] >= partition.policy.max_attempts
-            consumer.move(slots[spent], DEAD)
-            partition.reopen(consumer, slots[~spent])
+            partition.reopen(consumer, partition.give_up(consumer, slots))
         out.append(effects.ReadinessChanged(ended.partition_id))
     out += state.blocks.retire(state.blocks.unclaim(ended.blocks), now)
 

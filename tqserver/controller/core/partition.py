@@ -185,6 +185,13 @@ class Partition:
     def _was_granted(self, consumer: Consumer, group: int) -> bool:
         return self.samples.group_values[group] in consumer.granted_groups
 
+    def give_up(self, consumer: Consumer, slots: Slots) -> Slots:
+        """Drops, of samples that a consumer did not consume, those delivered too often; returns the others."""
+        spent = consumer.attempts[slots] >= self.policy.max_attempts
+        consumer.move(slots[spent], DEAD)
+        kept: Slots = slots[~spent]
+        return kept
+
     def give_back(self, consumer: Consumer, slots: Slots) -> Slots:
         """Drops, of samples that a consumer did not consume, those that are stale now; returns the others.
 

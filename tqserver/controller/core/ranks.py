@@ -10,7 +10,7 @@ from tqclient.errors import InvalidArgument, TopologyMismatch
 from tqclient.wire.v1 import common_pb2, journal_pb2
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver.controller.core import effects, limits, validate
-from tqserver.controller.core.consumer import CONSUMED, DEAD, Consumer
+from tqserver.controller.core.consumer import CONSUMED, Consumer
 from tqserver.controller.core.partition import Partition
 from tqserver.controller.core.rows import blocks_of, write_rows
 from tqserver.controller.core.runs import shorten
@@ -283,7 +283,6 @@ def _make(state: State, wanted: Wanted, ranks: RankGroup, parts: dict[int, Slots
 def _deliver(state: State, partition: Partition, consumer: Consumer, share: Share) -> None:
     """Begins another delivery of a share."""
     slots = partition.samples.find(share.ids)
-    share.attempt += 1
     consumer.attempts[slots] += 1
     share.blocks = blocks_of(partition.samples, slots, share.fields)
     state.blocks.claim(share.blocks)
@@ -348,10 +347,8 @@ def _release(
             continue
         slots = partition.samples.find(share.ids)
         slots = slots[slots >= 0]
-        if share.attempt >= partition.policy.max_attempts:
-            consumer.move(slots, DEAD)
-            slots = slots[:0]
-        share.ids = partition.samples.ids[partition.give_back(consumer, slots)]
+        slots = partition.give_back(consumer, partition.give_up(consumer, slots))
+        share.ids = partition.samples.ids[slots]
         if not len(share.ids):
             del replica.shares[share.step]
     oldest = replica.oldest()
@@ -373,7 +370,7 @@ def forget(partition: Partition, consumer: Consumer) -> None:
 def dissolve(
     state: State, partition: Partition, consumer: Consumer, dp_ranks: Iterable[int], now: float, out: Effects
 ) -> None:
-    """Takes the shares of DP ranks back: what was not consumed is ready again, for any of them."""
+    """Takes the shares of DP ranks back: what was not consumed is ready again for any, or was delivered too often."""
     for dp_rank in dp_ranks:
         replica = _ranks(consumer).replicas[dp_rank]
         for share in list(replica.shares.values()):
@@ -383,7 +380,7 @@ def dissolve(
                 slots = partition.samples.find(share.ids)
                 slots = slots[slots >= 0]
                 partition.count_delivered(consumer, slots, -1)
-                partition.reopen(consumer, slots)
+                partition.reopen(consumer, partition.give_up(consumer, slots))
         for member in replica.positions:
             replica.positions[member] = replica.next_step
         state.orphans.pop((partition.partition_id, consumer.name, dp_rank), None)

@@ -53,7 +53,6 @@ class Share:
         ids: int64 [rows], in delivery order; some may have been cleared since.
         spec: what was asked for; every member asks alike.
         fields: that are delivered, in the order in which they were first asked for.
-        attempt: deliveries so far.
         rows: a serialized `Rows` while it is being delivered: the same for every member, whatever is cleared meanwhile.
         blocks: that the delivery covers, each once.
         claims: member → its live claim.
@@ -65,7 +64,6 @@ class Share:
     ids: NDArray[np.int64]
     spec: bytes
     fields: tuple[str, ...] = ()
-    attempt: int = 0
     rows: bytes = b""
     blocks: list[int] = field(default_factory=list)
     claims: dict[int, int] = field(default_factory=dict)

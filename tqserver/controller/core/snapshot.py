@@ -226,7 +226,8 @@ def _dump_ranks(ranks: RankGroup | None) -> list[Any] | None:
 
 
 def _dump_share(s: Share) -> list[Any]:
-    fixed = [s.step, _bytes(s.ids, "<i8"), s.spec, list(s.fields), s.attempt, s.rows, list(s.blocks)]
+    attempts = 0  # what was before a consumer's attempts told it
+    fixed = [s.step, _bytes(s.ids, "<i8"), s.spec, list(s.fields), attempts, s.rows, list(s.blocks)]
     return [*fixed, sorted(s.claims.items()), sorted(s.done), s.consumed]
 
 
@@ -238,10 +239,10 @@ def _load_ranks(tree: list[Any] | None) -> RankGroup | None:
     ranks.holders = {(dp_rank, member): (session, rank) for dp_rank, member, session, rank in holders}
     for dp_rank, next_step, gone, positions, seen, shares in replicas:
         replica = ranks.replicas[dp_rank] = Replica(next_step, positions=dict(positions), seen=set(seen), gone=gone)
-        for step, ids, spec, fields, attempt, rows, blocks, claims, done, consumed in shares:
+        for step, ids, spec, fields, _, rows, blocks, claims, done, consumed in shares:
             array = np.frombuffer(ids, dtype="<i8").astype(np.int64)
             replica.shares[step] = Share(
-                step, array, spec, tuple(fields), attempt, rows, blocks, dict(claims), set(done), consumed
+                step, array, spec, tuple(fields), rows, blocks, dict(claims), set(done), consumed
             )
     return ranks
 
