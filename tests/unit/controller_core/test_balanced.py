@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import msgpack
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.model.driver import LEASE, Driver, claim_request, client_id, unpack
 from tests.unit.controller_core.test_shares import Job, place
@@ -251,3 +254,45 @@ def test_balance_finds_what_the_greedy_rule_misses() -> None:
     # Greedily: 8 | 7, 7+6 | 8, ... leaves sums that one swap evens out: 8+5+4 = 17 and 7+6+4 = 17.
     part_of = balanced(np.array([8, 7, 6, 5, 4, 4]), 2)
     assert np.bincount(part_of, weights=[8, 7, 6, 5, 4, 4]).tolist() == [17, 17]
+
+
+def _exhaustively_balanced(weights: list[int], parts: int) -> list[int]:
+    """The same rules in loops: every pair is looked at."""
+    room = [len(weights) // parts + (part < len(weights) % parts) for part in range(parts)]
+    filled = [part for part in range(parts) if room[part]]
+    sums, part_of = [0] * parts, [0] * len(weights)
+    for at in sorted(range(len(weights)), key=lambda at: -weights[at]):
+        part_of[at] = min((part for part in filled if room[part]), key=lambda part: sums[part])
+        sums[part_of[at]] += weights[at]
+        room[part_of[at]] -= 1
+    while len(filled) > 1:
+        high, low = max(filled, key=lambda part: sums[part]), min(filled, key=lambda part: sums[part])
+        ours = [at for at in range(len(weights)) if part_of[at] == high]
+        theirs = [at for at in range(len(weights)) if part_of[at] == low]
+        gap = sums[high] - sums[low]
+        pairs = [(abs(gap - 2 * (weights[mine] - weights[yours])), mine, yours) for mine in ours for yours in theirs]
+        left, mine, yours = min(pairs)
+        if left >= gap:
+            return part_of
+        part_of[mine], part_of[yours] = low, high
+        sums[high] -= weights[mine] - weights[yours]
+        sums[low] += weights[mine] - weights[yours]
+    return part_of
+
+
+@given(st.lists(st.integers(0, 40) | st.integers(512, 8192), max_size=24), st.integers(1, 6))
+def test_balance_is_what_a_look_at_every_pair_gives(weights: list[int], parts: int) -> None:
+    assert balanced(np.array(weights, dtype=np.int64), parts).tolist() == _exhaustively_balanced(weights, parts)
+
+
+def test_balance_takes_memory_in_proportion_to_the_rows() -> None:
+    weights = np.random.default_rng(0).integers(1, 9_000, 2 * 8_192)
+    tracemalloc.start()
+    try:
+        part_of = balanced(weights, 2)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 << 20  # each with each: 512 MB
+    sums = np.bincount(part_of, weights=weights)
+    assert sums.max() - sums.min() <= 1

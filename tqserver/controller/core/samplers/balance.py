@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from typing import Final
 
 import numpy as np
@@ -24,28 +25,59 @@ def balanced(weights: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
     Returns:
         The part of each weight: int64 [n].
     """
-    room = np.full(parts, len(weights) // parts)
-    room[: len(weights) % parts] += 1
-    filled = np.flatnonzero(room)
-    sums = np.zeros(parts, dtype=np.int64)
-    part_of = np.empty(len(weights), dtype=np.int64)
-    for at in np.argsort(-weights, kind="stable").tolist():
-        free = np.flatnonzero(room)
-        part = free[np.argmin(sums[free])]
-        part_of[at] = part
-        sums[part] += weights[at]
-        room[part] -= 1
-    for _ in range(SWAPS_PER_PART_MAX * parts if len(filled) > 1 else 0):
-        high, low = filled[np.argmax(sums[filled])], filled[np.argmin(sums[filled])]
-        ours, theirs = np.flatnonzero(part_of == high), np.flatnonzero(part_of == low)
-        gap = sums[high] - sums[low]
-        left = np.abs(gap - 2 * (weights[ours][:, None] - weights[theirs][None, :]))
-        best = int(left.argmin())
-        if left.flat[best] >= gap:
+    part_of = _dealt(weights, parts)
+    filled = min(parts, len(weights))
+    ends = np.cumsum(np.bincount(part_of, minlength=filled))
+    members = np.split(np.argsort(part_of, kind="stable"), ends[:-1])
+    sums = np.array([weights[each].sum() for each in members])
+    for _ in range(SWAPS_PER_PART_MAX * filled if filled > 1 else 0):
+        high, low = int(np.argmax(sums)), int(np.argmin(sums))
+        ours, theirs, gap = members[high], members[low], sums[high] - sums[low]
+        mine, yours, left = _best_swap(weights[ours], weights[theirs], gap)
+        if left >= gap:
             break
-        mine, yours = ours[best // len(theirs)], theirs[best % len(theirs)]
-        moved = weights[mine] - weights[yours]
-        part_of[mine], part_of[yours] = low, high
+        moved = weights[ours[mine]] - weights[theirs[yours]]
+        ours[mine], theirs[yours] = theirs[yours], ours[mine]
+        ours.sort(kind="stable")  # linear: all but one are in order
+        theirs.sort(kind="stable")
         sums[high] -= moved
         sums[low] += moved
+    for part, each in enumerate(members):
+        part_of[each] = part
     return part_of
+
+
+def _dealt(weights: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
+    """Gives each weight, the heaviest first, to the lightest part that has room; of equal ones, the first."""
+    least, more = divmod(len(weights), parts)
+    room = [least + (part < more) for part in range(min(parts, len(weights)))]
+    lightest = [(0, part) for part in range(len(room))]
+    order, dealt = np.argsort(-weights, kind="stable"), []
+    for weight in weights[order].tolist():
+        total, part = lightest[0]
+        dealt.append(part)
+        room[part] -= 1
+        if room[part]:
+            heapq.heapreplace(lightest, (total + weight, part))
+        else:
+            heapq.heappop(lightest)
+    part_of = np.empty(len(weights), dtype=np.int64)
+    part_of[order] = dealt
+    return part_of
+
+
+def _best_swap(ours: NDArray[np.int64], theirs: NDArray[np.int64], gap: np.int64) -> tuple[np.intp, np.intp, np.int64]:
+    """Finds the swap that leaves the least of the gap between two sums; of equal ones, the first of ours, then theirs.
+
+    Returns:
+        Which of ours goes, which of theirs comes, and the gap that is left.
+    """
+    values, first = np.unique(theirs, return_index=True)
+    wanted = 2 * ours - gap  # twice the weight that would close it
+    above = np.minimum(np.searchsorted(2 * values, wanted), len(values) - 1)
+    below = np.maximum(above - 1, 0)
+    over, under = np.abs(2 * values[above] - wanted), np.abs(2 * values[below] - wanted)
+    left = np.minimum(over, under)
+    mine = left.argmin()
+    found = [first[side[mine]] for side, off in ((below, under), (above, over)) if off[mine] == left[mine]]
+    return mine, min(found), left[mine]
