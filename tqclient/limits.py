@@ -18,6 +18,8 @@ FIELDS_MAX: Final = 1024
 """Fields of a partition."""
 CONSUMERS_MAX: Final = 256
 """Consumers of a partition."""
+RANKS_MAX: Final = 65_536
+"""Of a topology, all dimensions multiplied: each rank is a process, and so many have a session at one time."""
 REPLICAS_MAX: Final = 3
 """Storage nodes that hold one block."""
 ROWS_PER_PUT_MAX: Final = 1 << 20

@@ -16,19 +16,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from tqclient import limits
 from tqclient.errors import InvalidArgument, TopologyMismatch
 from tqclient.wire.v1 import controller_pb2
 
-SIZE_MAX: Final = 1 << 20
-"""Of each dimension."""
 EP_TRIED_MAX: Final = 1024
 """Expert-parallel sizes that the message of a plan which cannot be had tries out."""
 _AXES: Final = ("tp", "cp", "dp", "pp")  # the fastest first
 
 
 def _size(value: object, what: str, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= SIZE_MAX:
-        raise InvalidArgument(f"{what}={value!r}: expected an int from {least} to {SIZE_MAX}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= limits.RANKS_MAX:
+        raise InvalidArgument(f"{what}={value!r}: expected an int from {least} to {limits.RANKS_MAX}")
     return value
 
 
@@ -69,6 +68,7 @@ class Topology:
     def __post_init__(self) -> None:
         for name in (*_AXES, "ep"):
             _size(getattr(self, name), f"Topology: {name}")
+        _size(self.size, "Topology: dp × tp × pp × cp")
         self._check_world()
         if self.stage_size % self.ep:
             raise TopologyMismatch(

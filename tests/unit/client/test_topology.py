@@ -86,6 +86,8 @@ def test_sizes_that_contradict_each_other(sizes: dict[str, Any], message: str) -
         ({"dp": 2, "tp": 2, "coordinates": {"dp": 1}}, "lack 'tp'"),
         ({"dp": 2, "coordinates": {"dp": 1, "ep": 0}}, "not ep"),
         ({"world_size": 0}, "world_size=0"),
+        ({"dp": 65_537, "rank": 0}, "dp=65537: expected an int from 1 to 65536"),
+        ({"dp": 4_096, "tp": 32, "rank": 0}, "dp × tp × pp × cp=131072: expected an int from 1 to 65536"),
     ],
 )
 def test_what_is_no_topology(sizes: dict[str, Any], message: str) -> None:

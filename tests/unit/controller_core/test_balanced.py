@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.model.driver import LEASE, Driver, claim_request, client_id, unpack
 from tests.unit.controller_core.test_shares import Job, place
+from tqclient import limits
 from tqclient.errors import ClaimTimeout, InvalidArgument, Sealed
 from tqclient.schema import Form
 from tqclient.wire.v1 import controller_pb2 as pb
@@ -193,6 +194,30 @@ def test_a_snapshot_of_before_says_nothing_of_complete_ranks(driver: Driver, ses
     *_, ranks = tree["partitions"][0]["consumers"][0]
     assert ranks.pop() is False
     assert Core.restore(msgpack.packb(tree), driver.now).snapshot() == data
+
+
+def test_ranks_that_get_nothing_cost_nothing(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    _put(driver, session, p, [1, 1, 2])
+    driver.ok("seal_partition", pb.SealPartitionRequest(partition_id=p), session=session)
+    job = Job(driver, p, dp=limits.RANKS_MAX, tp=1)
+    tracemalloc.start()
+    try:
+        first = job.claim(0, 0, 1, **SAMPLER)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+    ranks = driver.core._state.partition(p).consumers["x"].ranks
+    assert ranks is not None
+    assert ranks.replicas.keys() == {0, 1, 2}
+    job.sessions[9, 0] = driver.open()
+    assert driver.core.readiness(_asks(job, 9)) is Readiness.WAIT
+    assert [_ids(each) for each in (first, job.claim(1, 0, 1, **SAMPLER), job.claim(2, 0, 1, **SAMPLER))] == [
+        [3],
+        [1],
+        [2],
+    ]
 
 
 def test_whole_groups_are_divided(driver: Driver, session: int) -> None:

@@ -361,6 +361,11 @@ def test_another_topology_takes_over_once_no_rank_lives(driver: Driver, p: int) 
     ("options", "error", "says"),
     [
         ({"dp": 0}, InvalidArgument, "sizes from 1"),
+        (
+            {"dp": 65_536},
+            InvalidArgument,
+            "sizes from 1 to 65536, and no more ranks in all, not .*'dp': 65536.*'tp': 2",
+        ),
         ({"members": 3}, TopologyMismatch, "tp × pp × cp is 2, .* 3 members"),
         ({"dp_rank": 1}, TopologyMismatch, "outside dp=1"),
         ({"member": 2}, TopologyMismatch, "outside"),

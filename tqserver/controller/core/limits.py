@@ -33,8 +33,6 @@ CHANGE_ROWS_MAX: Final = 4_096
 """Samples in one message to a watcher; ..."""
 CHANGE_BYTES_MAX: Final = 4 << 20
 """... and bytes of their keys and tags, unless a single sample has more."""
-RANKS_MAX: Final = 1 << 20
-"""Largest size of a topology in any dimension."""
 SHARES_PER_DP_RANK_MAX: Final = 1_024
 """Steps that a DP rank has in hand or keeps for its slower members; beyond it, none makes another one."""
 IDLE_CHANGES: Final = 4_096

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tqclient.errors import InvalidArgument, TopologyMismatch
 from tqclient.wire.v1 import common_pb2, journal_pb2
@@ -159,19 +161,26 @@ def has_share(wanted: Wanted) -> bool:
     return _place(wanted)[2] is not None
 
 
-def _plan(wanted: Wanted, ranks: RankGroup) -> dict[int, Slots] | None:
-    """Chooses the rows of the next step: dp_rank → slots. None: the claim waits, or nothing is left for this rank."""
+class _Plan(NamedTuple):
+    """The rows of the next step, and the DP ranks that get some of them, ascending."""
+
+    slots: Slots
+    dp_ranks: list[int]
+
+
+def _plan(wanted: Wanted, ranks: RankGroup) -> _Plan | None:
+    """Chooses the rows of the next step. None: the claim waits, or nothing is left for this rank."""
     dp_rank = wanted.request.topology.dp_rank
     _check_apart(ranks, dp_rank)
     if not isinstance(wanted.sampler, SeqlenBalanced):
         slots = wanted.choose()
-        return None if slots is None else {dp_rank: slots}
-    parts = _global_batch(wanted, wanted.sampler, ranks)
-    return parts if parts is not None and len(parts[dp_rank]) else None
+        return None if slots is None else _Plan(slots, [dp_rank])
+    plan = _global_batch(wanted, wanted.sampler, ranks)
+    return plan if plan is not None and dp_rank in plan.dp_ranks else None
 
 
-def _global_batch(wanted: Wanted, sampler: SeqlenBalanced, ranks: RankGroup) -> dict[int, Slots] | None:
-    """Chooses the rows of a global batch: dp_rank → slots. The last one may have none for the highest ranks.
+def _global_batch(wanted: Wanted, sampler: SeqlenBalanced, ranks: RankGroup) -> _Plan | None:
+    """Chooses the rows of a global batch. The last one may have none for the highest ranks.
 
     A rank that it has none for waits for the others, in case one of them dies; for those without a live member, not for
     ever.
@@ -181,29 +190,28 @@ def _global_batch(wanted: Wanted, sampler: SeqlenBalanced, ranks: RankGroup) -> 
             "the seqlen_balanced sampler divides batch_size rows for each DP rank: leave max_tokens out"
         )
     dp_rank = wanted.request.topology.dp_rank
-    parts = _divided(wanted, sampler, ranks.active(dp_rank))
-    if parts is not None and ranks.complete and not len(parts[dp_rank]):
-        parts = _divided(wanted, sampler, ranks.live(dp_rank))
-    return parts
+    plan = _global_batch_of(wanted, sampler, ranks.active(dp_rank))
+    if plan is not None and ranks.complete and dp_rank not in plan.dp_ranks:
+        plan = _global_batch_of(wanted, sampler, ranks.live(dp_rank))
+    return plan
 
 
-def _divided(wanted: Wanted, sampler: SeqlenBalanced, dp_ranks: list[int]) -> dict[int, Slots] | None:
+def _global_batch_of(wanted: Wanted, sampler: SeqlenBalanced, dp_ranks: NDArray[np.int64]) -> _Plan | None:
     sample = wanted.sample.of_size(wanted.request.batch_size * len(dp_ranks))
     slots = sampler.sample(wanted.view, sample)
     if slots is None or wanted.rate_lacks(slots):
         return None
-    return dict(zip(dp_ranks, sampler.divide(slots, sample, len(dp_ranks)), strict=True))
+    return _Plan(slots, dp_ranks[: len(sampler.weights(slots, sample))].tolist())
 
 
 def turn_note(wanted: Wanted) -> str:
     """Returns that what is ready is for other DP ranks, to end a message with; empty: that is not so."""
     if not wanted.request.HasField("topology") or not isinstance(wanted.sampler, SeqlenBalanced):
         return ""
-    parts = _global_batch(wanted, wanted.sampler, _place(wanted)[0])
-    if parts is None or len(parts[wanted.request.topology.dp_rank]):
+    plan = _global_batch(wanted, wanted.sampler, _place(wanted)[0])
+    if plan is None or wanted.request.topology.dp_rank in plan.dp_ranks:
         return ""
-    others = [dp_rank for dp_rank, slots in parts.items() if len(slots)]
-    return f"; they are the last ones, and DP ranks {others[: limits.LISTED_MAX]} have yet to claim and ack them"
+    return f"; they are the last ones, and DP ranks {plan.dp_ranks[: limits.LISTED_MAX]} have yet to claim and ack them"
 
 
 def _check_apart(ranks: RankGroup, dp_rank: int) -> None:
@@ -227,16 +235,14 @@ def claim(state: State, wanted: Wanted, now: float, out: Effects) -> pb.ClaimRep
     request, partition = wanted.request, wanted.partition
     topology = request.topology
     ranks, replica, share = _place(wanted)
-    parts: dict[int, Slots] | None = {}
-    if share is None:
-        parts = _plan(wanted, ranks)
-        if parts is None:
-            raise wanted.unmet()
+    plan = None if share is not None else _plan(wanted, ranks)
+    if share is None and plan is None:
+        raise wanted.unmet()
     consumer = partition.admit(request.consumer)
     ranks = _hold(state, partition, consumer, topology, request.mutation.session, now)
     replica = ranks.replica(topology.dp_rank)
-    if parts:
-        _make(state, wanted, ranks, parts, now)
+    if plan is not None:
+        _make(state, wanted, ranks, plan, now)
         if wanted.limiter is not None:
             out.append(effects.RoomChanged(partition.partition_id))
     share = replica.next_of(topology.member)
@@ -266,18 +272,21 @@ def claim(state: State, wanted: Wanted, now: float, out: Effects) -> pb.ClaimRep
     return reply
 
 
-def _make(state: State, wanted: Wanted, ranks: RankGroup, parts: dict[int, Slots], now: float) -> None:
+def _make(state: State, wanted: Wanted, ranks: RankGroup, plan: _Plan, now: float) -> None:
     """Makes the shares of a step."""
-    request, partition = wanted.request, wanted.partition
-    step = max(ranks.replica(dp_rank).next_step for dp_rank in parts)
-    consumer = wanted.take(np.concatenate(list(parts.values())))
-    fields = wanted.fields or tuple(partition.samples.columns)
-    for dp_rank, slots in parts.items():
+    partition, sampler = wanted.partition, wanted.sampler
+    if isinstance(sampler, SeqlenBalanced):
+        step = max(replica.next_step for replica in ranks.replicas.values())  # a global batch has one, new to all
+        parts = sampler.divide(plan.slots, wanted.sample, len(plan.dp_ranks))
+    else:
+        step, parts = ranks.replica(plan.dp_ranks[0]).next_step, [plan.slots]
+    consumer = wanted.take(plan.slots)
+    spec, fields = _spec(wanted.request), wanted.fields or tuple(partition.samples.columns)
+    for dp_rank, slots in zip(plan.dp_ranks, parts, strict=True):
         replica = ranks.replica(dp_rank)
         replica.next_step = step + 1
-        if len(slots):
-            replica.shares[step] = Share(step, partition.samples.ids[slots], _spec(request), fields)
-            _watch_orphan(state, partition, consumer, dp_rank, now)
+        replica.shares[step] = Share(step, partition.samples.ids[slots], spec, fields)
+        _watch_orphan(state, partition, consumer, dp_rank, now)
 
 
 def _deliver(state: State, partition: Partition, consumer: Consumer, share: Share) -> None:

@@ -141,14 +141,17 @@ class RankGroup:
         """Returns the shares of all DP ranks."""
         return [share for replica in self.replicas.values() for share in replica.shares.values()]
 
-    def active(self, asking: int) -> list[int]:
-        """Returns the DP ranks that a global batch is divided over, ascending, with the one that asks."""
-        gone = {dp_rank for dp_rank, replica in self.replicas.items() if replica.gone} - {asking}
-        return [dp_rank for dp_rank in range(self.sizes.dp) if dp_rank not in gone]
+    def active(self, asking: int) -> NDArray[np.int64]:
+        """Returns the DP ranks that a global batch is divided over, ascending, with the one that asks: int64 [n]."""
+        is_active = np.ones(self.sizes.dp, dtype=np.bool_)
+        is_active[[dp_rank for dp_rank, replica in self.replicas.items() if replica.gone]] = False
+        is_active[asking] = True
+        return np.flatnonzero(is_active)
 
-    def live(self, asking: int) -> list[int]:
-        """Returns the DP ranks that have a live member, ascending, with the one that asks."""
-        return sorted({asking} | {dp_rank for dp_rank, replica in self.replicas.items() if replica.positions})
+    def live(self, asking: int) -> NDArray[np.int64]:
+        """Returns the DP ranks that have a live member, ascending, with the one that asks: int64 [n]."""
+        live = {dp_rank for dp_rank, replica in self.replicas.items() if replica.positions}
+        return np.array(sorted(live | {asking}))
 
     def check(self, topology: pb.Topology, session: int) -> None:
         """Raises TopologyMismatch when a rank does not fit those that are registered and live."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from tqclient import limits
 from tqclient.errors import InvalidArgument, TopologyMismatch
 from tqclient.wire.v1 import controller_pb2
-from tqserver.controller.core import limits
 
 
 def check_topology(value: controller_pb2.Topology) -> None:
@@ -17,8 +17,9 @@ def check_topology(value: controller_pb2.Topology) -> None:
         TopologyMismatch: the sizes contradict each other, or the world.
     """
     sizes = {name: getattr(value, name) for name in ("dp", "tp", "pp", "cp", "ep", "members")}
-    if not all(1 <= size <= limits.RANKS_MAX for size in sizes.values()):
-        raise InvalidArgument(f"topology: sizes from 1 to {limits.RANKS_MAX}, not {sizes}")
+    ranks = math.prod((value.dp, value.tp, value.pp, value.cp))
+    if not all(1 <= size <= limits.RANKS_MAX for size in (*sizes.values(), ranks)):
+        raise InvalidArgument(f"topology: sizes from 1 to {limits.RANKS_MAX}, and no more ranks in all, not {sizes}")
     rank = f"rank {value.world_rank} (DP rank {value.dp_rank}, member {value.member})"
     members, stage = value.tp * value.pp * value.cp, value.dp * value.tp * value.cp
     world = value.dp * members

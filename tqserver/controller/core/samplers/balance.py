@@ -27,9 +27,9 @@ def balanced(weights: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
     """
     part_of = _dealt(weights, parts)
     filled = min(parts, len(weights))
-    ends = np.cumsum(np.bincount(part_of, minlength=filled))
-    members = np.split(np.argsort(part_of, kind="stable"), ends[:-1])
-    sums = np.array([weights[each].sum() for each in members])
+    members = divided(np.arange(len(weights)), part_of, filled)
+    sums = np.zeros(filled, dtype=np.int64)
+    np.add.at(sums, part_of, weights)
     for _ in range(SWAPS_PER_PART_MAX * filled if filled > 1 else 0):
         high, low = int(np.argmax(sums)), int(np.argmin(sums))
         ours, theirs, gap = members[high], members[low], sums[high] - sums[low]
@@ -37,14 +37,26 @@ def balanced(weights: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
         if left >= gap:
             break
         moved = weights[ours[mine]] - weights[theirs[yours]]
+        part_of[ours[mine]], part_of[theirs[yours]] = low, high
         ours[mine], theirs[yours] = theirs[yours], ours[mine]
         ours.sort(kind="stable")  # linear: all but one are in order
         theirs.sort(kind="stable")
         sums[high] -= moved
         sums[low] += moved
-    for part, each in enumerate(members):
-        part_of[each] = part
     return part_of
+
+
+def divided(items: NDArray[np.int64], part_of: NDArray[np.int64], parts: int) -> list[NDArray[np.int64]]:
+    """Returns the items of each part, in their order.
+
+    Args:
+        items: int64 [n, ...].
+        part_of: of each item: int64 [n], below `parts`.
+        parts: how many.
+    """
+    sorted_items = items[np.argsort(part_of, kind="stable")]
+    ends = np.cumsum(np.bincount(part_of, minlength=parts)).tolist()
+    return [sorted_items[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _dealt(weights: NDArray[np.int64], parts: int) -> NDArray[np.int64]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tqclient import limits
 from tqclient.arrays import begins, spread
 from tqclient.errors import InvalidArgument
 from tqserver.controller.core.arrays import counted, distinct
 from tqserver.controller.core.consumer import OPEN, STALE
-from tqserver.controller.core.samplers.balance import balanced
+from tqserver.controller.core.samplers.balance import balanced, divided
 from tqserver.controller.core.samplers.base import Sampler, SampleRequest, Slots, group_index, text
 from tqserver.controller.core.view import View
 
@@ -129,7 +130,13 @@ class SeqlenBalanced(WholeGroups):
         return super().surplus(slots, request) if self.whole_groups(request.params) else slots[:0]
 
     def divide(self, slots: Slots, request: SampleRequest, ranks: int) -> list[Slots]:
-        """Divides what `sample` chose: int64 [rows] for each rank, each in the order of `slots`.
+        """Divides what `sample` chose: int64 [rows] for each rank, in the order of `slots`; raises as `weights`."""
+        weights = self.weights(slots, request)
+        units = slots.reshape(len(weights), -1)
+        return [part.ravel() for part in divided(units, balanced(weights, ranks), ranks)]
+
+    def weights(self, slots: Slots, request: SampleRequest) -> NDArray[np.int64]:
+        """Returns the lengths of what is not divided further: int64 [n], of rows or of groups.
 
         Raises:
             InvalidArgument: the field has no lengths, or groups of several sizes are to be kept whole.
@@ -141,5 +148,5 @@ class SeqlenBalanced(WholeGroups):
             unit = int(sizes[0])
             if (sizes != unit).any():
                 raise InvalidArgument(f"groups of {sizes.min()} and {sizes.max()} members cannot be divided equally")
-        rank_of = balanced(lengths.reshape(-1, unit).sum(axis=1), ranks)
-        return [slots.reshape(-1, unit)[rank_of == rank].ravel() for rank in range(ranks)]
+        weights: NDArray[np.int64] = lengths.reshape(-1, unit).sum(axis=1)
+        return weights
