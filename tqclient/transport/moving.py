@@ -11,6 +11,8 @@ and to unmap them again, takes longer than copying what is in them.
 from __future__ import annotations
 
 import mmap
+import os
+import threading
 from contextlib import suppress
 from typing import Final
 
@@ -53,6 +55,9 @@ class MovedPages:
         self._length = -(-stop // mmap.PAGESIZE) * mmap.PAGESIZE - first
         self._home = memory.address + first
         self._memory: Memory | None = memory
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._returning = False  # the pages may have left the address, where there may be private memory by now
         region = Memory(self._length + _TABLE_BYTES, inherited=False)
         skip = (self._home - region.address) % _TABLE_BYTES
         self._address = region.address + skip
@@ -68,18 +73,27 @@ class MovedPages:
     def take_back(self) -> None:
         """Moves the pages back; repeatable. From its return on, no store to `array` reaches them.
 
+        An interrupt may end it between any two steps: called again, it does what is left. In a forked child it does
+        nothing: there, other memory may lie at these addresses.
+
         Raises:
             OSError: no address space; the pages are where they were.
         """
-        if self._memory is None:
+        if self._pid != os.getpid():
             return
-        with suppress(OSError):  # what matters is the next step; the mapping finds the pages again one by one
-            _move(self._address, self._home, self._length)
-        protection = mmap.PROT_READ | mmap.PROT_WRITE
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE
-        if libc.mmap(self._address, self._length, protection, flags, -1, 0) == MAP_FAILED:
-            raise last_error(f"cannot take back {self._length} bytes")
-        self._memory = None
+        with self._lock:
+            if self._memory is None:
+                return
+            # At most once: a second time, it could move the private memory to where the arena's pages belong.
+            first, self._returning = not self._returning, True
+            if first:
+                with suppress(OSError):  # what matters is the next step; the mapping finds the pages again one by one
+                    _move(self._address, self._home, self._length)
+            protection = mmap.PROT_READ | mmap.PROT_WRITE
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE
+            if libc.mmap(self._address, self._length, protection, flags, -1, 0) == MAP_FAILED:
+                raise last_error(f"cannot take back {self._length} bytes")
+            self._memory = None
 
 
 def _move(source: int, target: int, length: int) -> None:
