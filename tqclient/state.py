@@ -91,18 +91,14 @@ class LostPermit:
 
 @dataclass(frozen=True, slots=True)
 class LostPut:
-    """A put whose outcome nobody waits for any more: the chores learn it, and book its room.
+    """A put whose outcome is not known. When nobody waits for it any more, the chores learn it, and book its room.
 
     Attributes:
-        session: under which it was, or may have been, committed.
-        partition_id: that the samples belong to.
-        request: number of its commit.
+        commit: as it was sent.
         cuts: where its bytes lie.
     """
 
-    session: int
-    partition_id: int
-    request: int
+    commit: controller_pb2.CommitRequest
     cuts: list[Cut]
 
 

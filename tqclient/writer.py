@@ -46,7 +46,13 @@ class WriterData(Mapping[str, Any]):
         return self._allocation.place is not None
 
     def abort(self) -> None:
-        """Gives the room back; nothing is stored. After a commit, or again: no effect."""
+        """Gives the room back; nothing is stored. After a commit, again, or in a forked child: no effect.
+
+        While a commit runs in another thread or task, it has effect once that has failed.
+
+        Raises:
+            Unavailable: the tensors cannot be taken back now, and nothing has changed: call it again.
+        """
         abort(self._state, self._allocation)
 
     def __repr__(self) -> str:
@@ -70,10 +76,12 @@ class Writer(WriterData):
             timeout: seconds, the wait for room in the partition included.
 
         Returns:
-            The samples' ids, int64 `[rows]`. Again: the same.
+            The samples' ids, int64 `[rows]`. Again: the same. While another thread or task commits the same rows, it
+            waits for what comes of that.
 
         Raises:
             BackpressureTimeout, Unavailable: as `Partition.put`; what was filled in stays, and it can be called again.
+                So it can after an interrupt, or the cancellation of its task. However often, it has one effect.
             LeaseExpired: the place is gone with the session, or with the storage node's arena; nothing was stored.
             DuplicateKey, SchemaMismatch, Sealed: as `Partition.put`.
             InvalidArgument: it was aborted.

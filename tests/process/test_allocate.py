@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,6 +17,7 @@ import torch
 
 import tqclient as tq
 from tests.harness.supervisor import wait_until
+from tqclient import driver
 from tqclient import session as session_module
 from tqclient.transport import moving
 from tqserver.local import LocalCluster
@@ -222,12 +227,12 @@ def test_a_place_that_is_gone_with_its_session(cluster: LocalCluster, monkeypatc
     ):
         part = client.create_partition("gone")
         onlooker.partition("gone")  # its session is open by now
-        beat, state, live = session_module.Heartbeat._beat, client._state, onlooker.describe().sessions
+        beat, state, live = session_module.Heartbeat._work, client._state, onlooker.describe().sessions
         with part.allocate(1, {"x": ("int64", [5000])}) as writer:
             writer["x"].fill_(1)
             with monkeypatch.context() as patch:
                 patch.setattr(
-                    session_module.Heartbeat, "_beat", lambda self: None if self._state is state else beat(self)
+                    session_module.Heartbeat, "_work", lambda self: None if self._state is state else beat(self)
                 )
                 wait_until(lambda: onlooker.describe().sessions < live, timeout=20, what="the session ends")
             with pytest.raises(tq.LeaseExpired, match=r"nothing was stored\. Allocate again"):
@@ -303,6 +308,142 @@ def test_async(cluster: LocalCluster) -> None:
             await client.delete_partition("async-writer")
 
     asyncio.run(run())
+
+
+def check_all(part: tq.Partition, expected: dict[str, int]) -> None:
+    """Every row that was acknowledged is there, as it was filled in or put."""
+    for key, value in expected.items():
+        assert (part.get(keys=[key])["x"] == value).all(), key
+
+
+def test_commits_that_are_cancelled(cluster: LocalCluster) -> None:
+    """Whether they were in time or not: their room is nobody else's."""
+    timing = random.Random(1)
+
+    async def run() -> None:
+        async with tq.aio.connect(cluster.address, transport="shm", timeout=20) as client:
+            part = await client.create_partition("cancelled")
+            expected: dict[str, int] = {}
+            for number in range(60):
+                key = f"k{number}"
+                async with part.allocate(1, {"x": ("int64", [64])}, keys=[key]) as writer:
+                    writer["x"].fill_(number)
+                    task = asyncio.ensure_future(writer.commit())
+                    await asyncio.sleep(timing.uniform(0, 0.004))
+                    task.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await task
+                with suppress(tq.SampleNotFound):
+                    await part.get(keys=[key])
+                    expected[key] = number
+                await part.put({"x": torch.full((1, 64), -number)}, keys=[f"o{number}"])
+                expected[f"o{number}"] = -number
+            for key, value in expected.items():
+                assert ((await part.get(keys=[key]))["x"] == value).all(), key
+            await client.delete_partition("cancelled")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("step", "before", "stored"), [(1, True, False), (1, False, False), (2, True, False), (2, False, True)]
+)
+def test_a_commit_that_is_interrupted(
+    part: tq.Partition, monkeypatch: pytest.MonkeyPatch, step: int, before: bool, stored: bool
+) -> None:
+    """Ctrl-C before, or at the end of, a step of a commit, and the caller leaves: takes the bytes back, commits."""
+    perform, left = driver._perform, step
+
+    def interrupt(effect: Any, stubs: Any) -> Any:
+        nonlocal left
+        left -= 1
+        reply = None if before and left == 0 else perform(effect, stubs)
+        if left == 0:
+            raise KeyboardInterrupt
+        return reply
+
+    with suppress(KeyboardInterrupt), part.allocate(1, {"x": ("int64", [64])}, keys=["k"]) as writer:
+        writer["x"].fill_(1)
+        with monkeypatch.context() as patch:
+            patch.setattr(driver, "_perform", interrupt)
+            writer.commit()
+    assert left == 0
+    for other in range(3):
+        part.put({"x": torch.full((1, 64), other)}, keys=[f"o{other}"])
+    check_all(part, {"o0": 0, "o1": 1, "o2": 2, **({"k": 1} if stored else {})})
+    assert part.describe().samples == 3 + stored
+
+
+def test_one_writer_committed_by_several_callers(cluster: LocalCluster, part: tq.Partition) -> None:
+    async def run() -> None:
+        async with tq.aio.connect(cluster.address, transport="shm", timeout=20) as client:
+            same = await client.partition(part.name)
+            for number in range(20):
+                writer = await same.allocate(1, {"x": ("int64", [64])}, keys=[f"k{number}"])
+                writer["x"].fill_(number)
+                first, second = await asyncio.gather(writer.commit(), writer.commit())
+                assert first.tolist() == second.tolist()
+                await same.put({"x": torch.full((1, 64), -number)}, keys=[f"o{number}"])
+
+    asyncio.run(run())
+    with ThreadPoolExecutor(3) as threads:
+        for number in range(20, 40):
+            writer = part.allocate(1, {"x": ("int64", [64])}, keys=[f"k{number}"])
+            writer["x"].fill_(number)
+            ids = list(threads.map(lambda _, writer=writer: writer.commit().tolist(), range(3)))
+            assert ids == [ids[0]] * 3
+            part.put({"x": torch.full((1, 64), -number)}, keys=[f"o{number}"])
+    check_all(part, {f"k{number}": number for number in range(40)})
+    check_all(part, {f"o{number}": -number for number in range(40)})
+
+
+def test_an_abort_during_a_commit_that_waits_for_room(client: tq.Client) -> None:
+    part = client.create_partition("aborted-waiting", capacity_samples=1)
+    others = part.put({"x": torch.zeros(1, 64, dtype=torch.int64)})
+    for room in (False, True):
+        writer = part.allocate(1, {"x": ("int64", [64])})
+        writer["x"].fill_(5)
+        with ThreadPoolExecutor(1) as threads:
+            commit = threads.submit(writer.commit, timeout=2 if room else 0.5)
+            time.sleep(0.2)
+            writer.abort()
+            if room:
+                part.clear(others)
+                others = commit.result()
+            else:
+                with pytest.raises(tq.BackpressureTimeout):
+                    commit.result()
+        assert ("committed" if room else "aborted") in repr(writer)
+    assert (part.get(others)["x"] == 5).all()
+    client.delete_partition("aborted-waiting")
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_a_commit_whose_reply_was_lost_has_one_effect(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    perform = driver._perform
+
+    def lose(effect: Any, stubs: Any) -> Any:
+        reply = perform(effect, stubs)
+        if getattr(effect, "method", "") == "Commit":
+            raise tq.Unavailable("the reply was lost")
+        return reply
+
+    with tq.connect(cluster.address, transport=transport, timeout=20) as client:
+        part = client.create_partition(f"lost-{transport}")
+        with part.allocate(2, {"x": ("int64", [])}) as writer:
+            writer["x"].fill_(1)
+            for _ in range(2):
+                with monkeypatch.context() as patch:
+                    patch.setattr(driver, "_perform", lose)
+                    with pytest.raises(tq.Unavailable):
+                        writer.commit(timeout=0.3)
+                part.put({"x": torch.zeros(1, dtype=torch.int64)})
+            ids = writer.commit()
+        assert part.describe().samples == 4
+        assert part.get(ids)["x"].tolist() == [1, 1]
+        client.delete_partition(part.name)
 
 
 def test_everything_is_free_again(cluster: LocalCluster, client: tq.Client) -> None:

@@ -57,6 +57,10 @@ class Placed:
         """Returns every replica of every block, in order."""
         return [target for replicas in self.targets for target in replicas]
 
+    def cuts(self) -> list[Cut]:
+        """Returns where all of them lie."""
+        return [target.cut for target in self.all()]
+
 
 @dataclass(slots=True)
 class _Round:

@@ -117,6 +117,37 @@ def put(
         prepared.request.permit = permit.permit
     number = state.requests.take()
     lost: list[LostPut] = []
+    try:
+        reply = yield from put_prepared(state, ref, prepared, number, lost, deadline, permit)
+    finally:
+        if lost:
+            state.put_lost(*lost)
+        else:
+            state.requests.settle(number)
+    ref.fields_changed(reply.fields)
+    return ids_of(reply, prepared.plan.rows)
+
+
+def put_prepared(
+    state: ClientState,
+    ref: PartitionRef,
+    prepared: Prepared,
+    number: int,
+    lost: list[LostPut],
+    deadline: Deadline,
+    permit: PermitHandle | None = None,
+) -> Operation[pb.CommitReply]:
+    """Puts what was checked, wherever there is room, and elsewhere when it is lost there before it is committed.
+
+    Args:
+        state: of the client.
+        ref: of the partition.
+        prepared: the put.
+        number: of the commit, however often it is sent.
+        lost: takes a commit that ends without an answer. It may be sent again, as it is.
+        deadline: of the call.
+        permit: that `prepared` is put under.
+    """
     backoff = state.backoff()
 
     def attempt(session: Session) -> Operation[pb.CommitReply]:
@@ -129,19 +160,12 @@ def put(
                 yield from pause_and_refresh(state, backoff, deadline, displaced.cause)
 
     try:
-        reply = yield from in_session(state, deadline, attempt)
+        return (yield from in_session(state, deadline, attempt))
     except _PermitGone:
         raise LeaseExpired(
             f"partition {ref.name!r}: the permit ended with its session (this process was not heard of for a lease); "
             "put without it, and the samples are admitted as they come"
         ) from None
-    finally:
-        if lost:
-            state.put_lost(*lost)
-        else:
-            state.requests.settle(number)
-    ref.fields_changed(reply.fields)
-    return ids_of(reply, prepared.plan.rows)
 
 
 class _PermitGone(Exception):
@@ -199,8 +223,8 @@ def _put_once(
     fate: Fate | Literal["lost"] = "refused"  # what was not committed is not
     try:
         directories = yield from _write(state, blocks, placed, session, underway, deadline)
-        fate = "lost"
         request = commit_request(state, prepared, placed, directories, session, number)
+        fate = "lost"
         try:
             reply = yield from commit(state, ref, prepared, request, deadline)
         except LeaseExpired as error:
@@ -211,14 +235,14 @@ def _put_once(
             raise _Displaced(Unavailable(error.message)) from None
         fate = "committed"
         return reply
-    except UNKNOWN_OUTCOME:
-        raise  # nobody knows what became of the bytes, where they were to be committed
+    except (*UNKNOWN_OUTCOME, InvalidArgument):  # which also says that a reply was forgotten
+        raise
     except TQError:
         fate = "refused" if fate == "lost" else fate
         raise
     finally:
         if fate == "lost":
-            lost.append(LostPut(session.session, ref.partition_id, number, [target.cut for target in placed.all()]))
+            lost.append(LostPut(request, placed.cuts()))
         else:
             settle_room(state, placed, fate, underway)
 
@@ -236,25 +260,26 @@ def settle_lost_puts(state: ClientState) -> Operation[None]:
         if fate is None:
             return
         state.windows.settle(lost.cuts, fate)
-        state.requests.settle(lost.request)
+        state.requests.settle(lost.commit.mutation.request)
 
 
 def _fate(state: ClientState, lost: LostPut) -> Operation[Fate | None]:
     """Asks the controller; what was not applied up to then never is. None: it did not answer."""
     session = state.session
-    if session is None or session.session != lost.session:
+    sent = lost.commit.mutation
+    if session is None or session.session != sent.session:
         return "unknown"  # it ended; the nodes take back what was not committed
     request = pb.CommitRequest(
-        mutation=state.mutation(lost.request, session), partition_id=lost.partition_id, abandoned=True
+        mutation=state.mutation(sent.request, session), partition_id=lost.commit.partition_id, abandoned=True
     )
     try:
         yield Call(CONTROLLER, "Commit", request, CLOSE_TIMEOUT)
     except Unavailable:
         return None
-    except (LeaseExpired, InternalError, InvalidArgument):  # the last says, too, that a reply was forgotten
+    except (LeaseExpired, InternalError, InvalidArgument):
         return "unknown"
     except TQError as error:
-        _log.debug("request %d was not applied, and is not any more: %s", lost.request, error)
+        _log.debug("request %d was not applied, and is not any more: %s", sent.request, error)
         return "refused"
     return "committed"
 

@@ -193,7 +193,11 @@ class Lent(Protocol):
         ...
 
     def end(self) -> None:
-        """Ends the write, taking back first; repeatable."""
+        """Ends the write, taking back first; repeatable, but by one thread at a time.
+
+        Raises:
+            Unavailable: as `take_back`.
+        """
         ...
 
 

@@ -72,18 +72,21 @@ class ShmLent:
 
     def take_back(self) -> NDArray[np.uint8]:
         """See `Lent.take_back`."""
-        try:
-            self._pages.take_back()
-        except OSError as error:
-            raise Unavailable(f"{self._mapping.path}: {error.strerror}") from None
+        self._take_back()
         return self._mapping.target(self._place.offset, self._place.length)
 
     def end(self) -> None:
         """See `Lent.end`."""
-        self._pages.take_back()
+        self._take_back()
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.__exit__(None, None, None)
+
+    def _take_back(self) -> None:
+        try:
+            self._pages.take_back()
+        except OSError as error:
+            raise Unavailable(f"{self._mapping.path}: {error.strerror}") from None
 
 
 class ShmTransport(SessionWriter):

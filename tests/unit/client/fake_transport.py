@@ -47,6 +47,19 @@ class FakeFetched:
         self.closed = True
 
 
+class FakeLent:
+    def __init__(self, target: NDArray[np.uint8]) -> None:
+        self.array = target
+        self.taken_back = self.ended = 0
+
+    def take_back(self) -> NDArray[np.uint8]:
+        self.taken_back += 1
+        return self.array
+
+    def end(self) -> None:
+        self.ended += 1
+
+
 class FakeTransport:
     """Writes to and reads from the arena of a fake node."""
 
@@ -63,6 +76,7 @@ class FakeTransport:
         self.arena = node.node.arena
         self.sessions: list[int] = []
         self.fetched: list[FakeFetched] = []
+        self.lent: list[FakeLent] = []
         self.together: list[int] = []
         self.alone = 0
 
@@ -87,6 +101,13 @@ class FakeTransport:
         yield staging
         self._node.answer(timeout)
         target[:] = staging
+
+    def lend(self, place: Place, *, session: int) -> FakeLent | None:
+        if not self.mapped:
+            return None
+        assert session in self.sessions
+        self.lent.append(FakeLent(self._node.memory[place.offset : place.offset + place.length]))
+        return self.lent[-1]
 
     def read(self, extent: common_pb2.Extent, ranges: NDArray[np.uint64], *, timeout: float | None) -> FakeFetched:
         self.alone += 1

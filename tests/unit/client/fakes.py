@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from tests.unit.client.fake_transport import FakeTransport
 from tqclient.codec import allocate
 from tqclient.errors import (
+    BackpressureTimeout,
     ClaimTimeout,
     DuplicateKey,
     LeaseExpired,
@@ -318,6 +319,8 @@ class FakeService:
         return [pb.Field(name=name, form=self.forms[name]) for name in names]
 
     def on_commit(self, request: pb.CommitRequest) -> pb.CommitReply:
+        if request.abandoned:
+            raise BackpressureTimeout("it was not applied")
         keys = unpack_strings(request.keys, what="keys") if request.HasField("keys") else [""] * request.rows
         skip = unpack_array(request.skip, U8, what="skip").tolist() or [0] * request.rows
         existing = {sample.key: sample_id for sample_id, sample in self.samples.items() if sample.key}

@@ -24,7 +24,7 @@ from tqclient.info import PartitionRef
 from tqclient.operations import nodes
 from tqclient.operations import put as operation
 from tqclient.operations.effects import Call
-from tqclient.operations.put import put
+from tqclient.operations.put import put, settle_lost_puts
 from tqclient.operations.read import get
 from tqclient.operations.sessions import close_windows, live_session
 from tqclient.wire.packing import U8, unpack_array
@@ -89,6 +89,29 @@ def test_bytes_that_may_have_been_committed_are_never_written_again(
         assert [row.tolist() for row in read_back(service, ref, ids)["tokens"]] == [[0, 1, 2], [0, 1, 2, 3, 4]]
     extents = [(each.offset, each.length) for _, request in service.calls for each in _extents(request)]
     assert len(set(extents)) == len(extents) == 3
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_room_of_a_put_that_was_given_up_is_used_again_once_it_is_known_that_it_was_not_applied(
+    service: FakeService, ref: PartitionRef, applied: bool
+) -> None:
+    do_put(service, ref)
+    (window,) = next(iter(service.state.windows._open.values()))
+    used = window.used
+    service.fault("Commit", KeyboardInterrupt(), reply_lost=applied)
+    with pytest.raises(KeyboardInterrupt):
+        do_put(service, ref)
+    lost = service.state.requests.settled_below()
+    assert (window.used, window.pending) == (2 * used, 1)
+    service.fault("Commit", gone())
+    service.run(settle_lost_puts(service.state))  # the controller is away
+    assert (window.pending, service.state.requests.settled_below()) == (1, lost)
+    service.run(settle_lost_puts(service.state))
+    assert (window.used, window.pending) == (2 * used if applied else used, 0)
+    assert service.state.requests.settled_below() > lost
+    do_put(service, ref)
+    extents = {(each.offset, each.length) for _, request in service.calls for each in _extents(request)}
+    assert len(extents) == (3 if applied else 2)
 
 
 def _extents(request: Any) -> list[Any]:
