@@ -52,6 +52,8 @@ class BatchData:
 
     Unless it was read with `copy=False`, a batch owns its values. Views are good until the batch is closed, settled, or
     collected as garbage; what is needed longer must be cloned before. `verify` compares them with their checksums.
+    Never write to a view, as `batch[field].add_(1)` does: where it shows the arena of this host, which is mapped to be
+    read, an array raises, but torch knows no read-only tensors, and the store ends the process (SIGSEGV). Clone first.
     """
 
     extra: Any = None

@@ -149,6 +149,7 @@ class Consumer:
             ranges: as `Partition.get` has them. One that does not fit gives the samples back, an attempt spent.
             copy: False gives views where the path allows them: good until the batch is settled or closed.
             timeout: seconds.
+                Never write to one: a store to a tensor that is a view ends the process (SIGSEGV); arrays raise.
 
         Returns:
             The batch; settle it, or use it as a context manager.

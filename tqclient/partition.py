@@ -264,6 +264,7 @@ class Partition:
                 error. Only these rows are fetched. A dense column stays dense with one pair for all samples, and
                 becomes jagged otherwise.
             copy: False gives views where the path allows them: good until the batch is closed or collected as garbage.
+                Never write to one: a store to a tensor that is a view ends the process (SIGSEGV); arrays raise.
             timeout: seconds.
 
         Raises:
