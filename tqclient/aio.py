@@ -152,6 +152,8 @@ class Client:
 
     async def close(self) -> None:
         """Ends the session: claims that it holds are released, what it reserved is returned. Repeatable."""
+        if self._state.forked:
+            return  # the event loop is the parent's, too
         await asyncio.to_thread(self._finalizer)
         for channel in self._channels.take_all():
             await channel.close()

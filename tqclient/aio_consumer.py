@@ -54,7 +54,7 @@ class Batch(BatchData):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._handle is not None and self._handle.verdict is None:
+        if self._handle is not None and self._handle.verdict is None and not self._state.forked:
             if error is None:
                 await self.ack()
             else:

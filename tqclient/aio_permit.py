@@ -21,8 +21,9 @@ class Permit(PermitData):
         self._client = client
 
     async def close(self) -> None:
-        """Returns what is left. Repeatable."""
-        await self._client._run(permits.give_back(self._client._state, self._handle))
+        """Returns what is left. Repeatable; without effect after a fork."""
+        if not self._client._state.forked:
+            await self._client._run(permits.give_back(self._client._state, self._handle))
 
     async def __aenter__(self) -> Permit:
         return self

@@ -27,4 +27,5 @@ class Producer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._client._run(producers.unregister(self._client._state, self._ref))
+        if not self._client._state.forked:
+            await self._client._run(producers.unregister(self._client._state, self._ref))

@@ -39,7 +39,8 @@ async def watch(client: Client, watcher: Watcher) -> AsyncGenerator[Change, None
         except TQError as error:
             failure = error
         finally:
-            call.cancel()
+            if not client._state.forked:
+                call.cancel()
         await client._run(watcher.recover(failure))
 
 

@@ -26,7 +26,8 @@ class Batch(BatchData):
     """A batch whose claim is settled by blocking calls.
 
     As a context manager a claimed batch is acked when the block ends normally, and released for redelivery when it ends
-    by an exception, unless it was settled before. One that was read with `get` is closed.
+    by an exception, unless it was settled before. One that was read with `get` is closed. In a forked child the
+    claim is left alone: it is the parent's.
     """
 
     def __init__(self, client: Client, delivery: Delivery, handle: ClaimHandle | None = None) -> None:
@@ -71,7 +72,7 @@ class Batch(BatchData):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._handle is not None and self._handle.verdict is None:
+        if self._handle is not None and self._handle.verdict is None and not self._state.forked:
             if error is None:
                 self.ack()
             else:
@@ -148,8 +149,8 @@ class Consumer:
                 of the consumer's `token_field`, or there are `batch_size` of them.
             ranges: as `Partition.get` has them. One that does not fit gives the samples back, an attempt spent.
             copy: False gives views where the path allows them: good until the batch is settled or closed.
-            timeout: seconds.
                 Never write to one: a store to a tensor that is a view ends the process (SIGSEGV); arrays raise.
+            timeout: seconds.
 
         Returns:
             The batch; settle it, or use it as a context manager.

@@ -42,8 +42,9 @@ class Permit(PermitData):
         self._client = client
 
     def close(self) -> None:
-        """Returns what is left. Repeatable."""
-        self._client._run(permits.give_back(self._client._state, self._handle))
+        """Returns what is left. Repeatable; without effect after a fork."""
+        if not self._client._state.forked:
+            self._client._run(permits.give_back(self._client._state, self._handle))
 
     def __enter__(self) -> Permit:
         return self

@@ -27,7 +27,8 @@ class Producer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._client._run(producers.unregister(self._client._state, self._ref))
+        if not self._client._state.forked:
+            self._client._run(producers.unregister(self._client._state, self._ref))
 
     def __repr__(self) -> str:
         return f"<Producer for partition {self._ref.name!r}>"

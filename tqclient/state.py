@@ -172,13 +172,17 @@ class ClientState:
 
     def check_usable(self) -> None:
         """Raises InvalidArgument when the client was closed, or made in the parent of this process."""
-        if os.getpid() != self._pid:
+        self.check_process()
+        if self._closed:
+            raise InvalidArgument(CLOSED)
+
+    def check_process(self) -> None:
+        """Raises InvalidArgument in a child of the process that connected."""
+        if self.forked:
             raise InvalidArgument(
                 f"this client was connected in process {self._pid} and cannot be used after a fork, in process "
                 f"{os.getpid()}: call tq.connect() again here, or start processes with the 'spawn' method"
             )
-        if self._closed:
-            raise InvalidArgument(CLOSED)
 
     @property
     def closed(self) -> bool:
@@ -187,7 +191,12 @@ class ClientState:
 
     @property
     def forked(self) -> bool:
-        """Whether this is a child of the process that connected."""
+        """Whether this is a child of the process that connected.
+
+        All that the child has inherited is the parent's: its claims, permits and rows, its sockets, and the addresses
+        where it had memory. Whatever ends one of them does nothing there, and takes no lock, which a thread may have
+        held that is not there.
+        """
         return os.getpid() != self._pid
 
     def mark_closed(self) -> bool:
@@ -258,6 +267,8 @@ class ClientState:
 
     def drop_pin(self, session: int, pin: int) -> None:
         """Notes that a read pin is not needed any more; the next Locate or Heartbeat carries it."""
+        if self.forked:
+            return
         with self._lock:
             if self._session is not None and self._session.session == session:
                 self._dropped_pins.append(pin)

@@ -50,6 +50,7 @@ class _Stream:
     """A stream of the controller, read by a thread: a blocking stub can't wait for one message until a deadline."""
 
     def __init__(self, client: Client, request: pb.WatchRequest) -> None:
+        self._state = client._state
         self._call = client._connection.channels.stub(CONTROLLER).Watch(request)
         self._messages: queue.Queue[pb.Change | TQError] = queue.Queue(AHEAD)
         self._thread = threading.Thread(target=self._read, name="tq-watch", daemon=True)
@@ -73,6 +74,8 @@ class _Stream:
 
     def close(self) -> None:
         """Cancels the stream, and waits until its thread ended."""
+        if self._state.forked:
+            return
         self._call.cancel()
         while self._thread.is_alive():
             with suppress(queue.Empty):  # it may be about to put one more

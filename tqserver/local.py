@@ -231,6 +231,7 @@ class LocalCluster:
         root = str(Path(__file__).resolve().parent.parent)
         self._environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         self._environ.update(environ or {})
+        self._pid = os.getpid()
         self._directory: Path | None = None
         self._arenas: list[Path] = []
         self._controller: Daemon | None = None
@@ -269,7 +270,8 @@ class LocalCluster:
         if self._controller is not None:
             raise InvalidArgument("the cluster is running already")
         remove_stale()
-        own = f"tq-local-{os.getpid()}-{secrets.token_hex(4)}"
+        self._pid = os.getpid()
+        own = f"tq-local-{self._pid}-{secrets.token_hex(4)}"
         if self._data_dir is None:
             self._directory = Path(tempfile.mkdtemp(prefix=own + "-"))
             scratch, stem = self._directory, own
@@ -341,7 +343,12 @@ class LocalCluster:
                     time.sleep(_POLL)
 
     def stop(self) -> None:
-        """Ends every daemon and, without a `data_dir`, removes what the cluster left on this machine. Repeatable."""
+        """Ends every daemon and, without a `data_dir`, removes what the cluster left on this machine.
+
+        Repeatable; without effect in a forked child of the process that started them.
+        """
+        if self._pid != os.getpid():
+            return
         for daemon in (*self._storage, *filter(None, (self._controller,))):
             daemon.terminate()
         if self._data_dir is None:
@@ -358,6 +365,8 @@ class LocalCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._pid != os.getpid():
+            return
         daemons = [*self._storage, *filter(None, (self._controller,))]
         died = [f"{d.name} ended with status {d.returncode}; its log:\n{d.log_tail()}" for d in daemons if d.died]
         if isinstance(error, Exception):  # not when somebody just wanted to leave: Ctrl-C, sys.exit

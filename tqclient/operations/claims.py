@@ -259,6 +259,8 @@ def _check_held(state: ClientState, handle: ClaimHandle, session: Session, deadl
 
 def abandon(state: ClientState, handle: ClaimHandle) -> None:
     """Has the chores give a claim back. For finalizers, too: it takes no lock that its thread may hold."""
+    if state.forked:
+        return
     for number in handle.numbers.values():
         state.requests.settle(number)  # nobody is left to repeat it
     if handle.verdict is None and not state.closed:

@@ -209,8 +209,7 @@ class StreamingDataset(IterableDataset[Any]):
                 settled = True
             finally:
                 if not settled:
-                    abandon(self.consumer._state, handle)
-                    self.consumer._state.wake.set()
+                    claimer.give_up(handle)
 
 
 class Claimer:
@@ -255,6 +254,8 @@ class Claimer:
 
     def give_up(self, handle: ClaimHandle) -> None:
         """Has the chores give a batch back, now. For finalizers, too."""
+        if self._state.forked:
+            return
         abandon(self._state, handle)
         self._state.wake.set()
 

@@ -14,6 +14,7 @@ from tqclient.consumer import Consumer
 from tqclient.errors import InvalidArgument, LeaseExpired
 from tqclient.operations.claims import Verdict
 from tqclient.operations.ranges import Ranges
+from tqclient.state import ClientState
 from tqclient.torch.batch import LoadedBatch
 from tqclient.torch.dataset import StreamingDataset, Transform
 from tqclient.torch.devices import Mover
@@ -108,6 +109,7 @@ class StreamingLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Begins to fetch. An iteration that is still under way is closed."""
+        self.dataset.consumer._state.check_process()
         self.close()
         if self.num_workers:
             feed: Feed = WorkerFeed(self.dataset, self.num_workers, self.prefetch, self._mover)
@@ -165,7 +167,10 @@ class StreamingLoader:
         self._step = _count("step", state.get("step")) if same else 0
 
     def close(self) -> None:
-        """Ends the iteration that is under way: releases its last batch and all that was fetched ahead. Repeatable."""
+        """Ends the iteration that is under way: releases its last batch and all that was fetched ahead.
+
+        Repeatable; without effect after a fork.
+        """
         stream = None if self._stream is None else self._stream()
         self._stream = None
         if stream is not None:
@@ -192,15 +197,17 @@ class _Stream(Iterator[Any]):
 
     def __init__(self, loader: StreamingLoader, feed: Feed) -> None:
         self._loader = loader
+        self._state = loader.dataset.consumer._state
         self._feed = feed
         self._last: list[Held] = []  # at most one; shared with the finalizer
         self._closed = False
-        self._finalizer = weakref.finalize(self, _forget, feed, self._last)
+        self._finalizer = weakref.finalize(self, _forget, self._state, feed, self._last)
         self._finalizer.atexit = False
 
     def __next__(self) -> Any:
         if self._closed:
             raise StopIteration
+        self._state.check_process()
         self._finish_last()
         try:
             fetched = self._feed.take()
@@ -232,6 +239,7 @@ class _Stream(Iterator[Any]):
 
     def settle(self, held: Held, verdict: Verdict) -> None:
         """Settles a batch; the first verdict stands."""
+        self._state.check_process()
         if held.verdict is not None and held.verdict != verdict:
             raise InvalidArgument(f"this batch was {held.verdict} already")
         if held.verdict is None:
@@ -243,6 +251,8 @@ class _Stream(Iterator[Any]):
         """Releases what is held."""
         self._closed = True
         self._finalizer.detach()
+        if self._state.forked:
+            return  # workers, claims and connections are the parent's
         last = [held for held in self._last if held.verdict is None]
         self._last.clear()
         self._feed.close(last)
@@ -256,8 +266,9 @@ def _settle(stream: weakref.ref[_Stream], held: Held, verdict: Verdict) -> None:
         raise InvalidArgument("the loop that yielded this batch has ended, which released it")
 
 
-def _forget(feed: Feed, last: list[Held]) -> None:
-    feed.stop([held for held in last if held.verdict is None])
+def _forget(state: ClientState, feed: Feed, last: list[Held]) -> None:
+    if not state.forked:
+        feed.stop([held for held in last if held.verdict is None])
 
 
 def _count(what: str, value: Any) -> int:

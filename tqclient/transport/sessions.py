@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ class WriteSessions:
         self._closing: set[int] = set()
         self._closed = False
         self._ended = False
+        self._pid = os.getpid()
 
     @property
     def closed(self) -> bool:
@@ -78,9 +80,10 @@ class WriteSessions:
         try:
             yield
         finally:
-            with self._lock:
-                self._writes[session] -= 1
-                self._settle(session)
+            if self._pid == os.getpid():  # in a forked child nothing was begun, and the lock may be held for ever
+                with self._lock:
+                    self._writes[session] -= 1
+                    self._settle(session)
 
     def close(self) -> None:
         """Closes every session; repeatable."""

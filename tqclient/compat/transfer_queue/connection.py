@@ -70,7 +70,9 @@ class Connection:
         return os.getpid() != self._pid
 
     def close(self) -> None:
-        """Ends the connection; samples stay. Repeatable."""
+        """Ends the connection; samples stay. Repeatable; without effect after a fork."""
+        if self.forked:
+            return
         with self._lock:
             threads, self._threads = self._threads, None
         if threads is not None:
