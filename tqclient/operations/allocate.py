@@ -283,7 +283,7 @@ def _end(state: ClientState, allocation: Allocation) -> None:
 
 
 def forget(state: ClientState, allocation: Allocation) -> None:
-    """Has the next heartbeat abort it. For finalizers: it takes no lock that its thread may hold."""
+    """Has the chores abort it. For finalizers: it takes no lock that its thread may hold."""
     if allocation.ended or state.forked:
         return
     if allocation.place is not None and not state.closed:
