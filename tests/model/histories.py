@@ -10,7 +10,7 @@ To see a check at work, break a line of tqserver/controller/core and run `pytest
 - accepted_and_running_are_within_the_bound: admission.py, `_staleness`: leave `admitted.running` out of the sum
 - no_more_versions_are_live_than_may_be: admission.py, `_versions`: `most + 1` for `most`
 - puts_and_claims_keep_pace: ratelimit.py, `lacks_for_put`: `self._off(0, 0)` for `self._off(rows, 0)`
-- a_snapshot_is_of_one_moment: snapshot.py, `_dump_partition`: `list(samples.group_sizes)` without `list`
+- a_snapshot_is_of_one_moment: snapshot.py, `_dump_partition`: `list(samples.groups.sizes)` without `list`
 - nothing_is_kept_from_anybody: samplers/base.py, `has`: `view.count > request.batch_size`
 """
 

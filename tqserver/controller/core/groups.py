@@ -1,7 +1,8 @@
-"""Which groups are complete, for one view: counted by group at every change, never by adjacency."""
+"""The groups of a partition; and which are complete, for one view: counted at every change, never by adjacency."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +10,58 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.arrays import begins, spread
-from tqserver.controller.core.arrays import distinct, grown
+from tqserver.controller.core.arrays import counted, distinct, grown
 from tqserver.controller.core.view import Bitmap
 
 if TYPE_CHECKING:
     from tqserver.controller.core.samples import SampleTable
+
+
+class GroupTable:
+    """The groups that samples are or were in, numbered in the order in which they came.
+
+    Attributes:
+        values: encoded scalars, by index.
+        sizes: live members, by index.
+    """
+
+    def __init__(self, values: list[bytes], sizes: list[int]) -> None:
+        self.values = values
+        self.sizes = sizes
+        self._index: dict[bytes, int] | None = None  # made on first use
+
+    @property
+    def index(self) -> dict[bytes, int]:
+        """Group → its index; the empty string, which is no group, has -1."""
+        if self._index is None:
+            self._index = {b"": -1, **{value: index for index, value in enumerate(self.values)}}
+        return self._index
+
+    def numbered(self, groups: Sequence[bytes]) -> NDArray[np.int64]:
+        """Returns the indexes of groups; those that are new get the next ones."""
+        index = self.index
+        for value in dict.fromkeys(groups):
+            if value not in index:
+                index[value] = len(self.values)
+                self.values.append(value)
+                self.sizes.append(0)
+        return np.fromiter(map(index.__getitem__, groups), dtype=np.int64, count=len(groups))
+
+    def count(self, groups: NDArray[np.int64], sign: int) -> None:
+        """One sample for each entry joined that group, or left it (-1); -1 is no group."""
+        unique, counts = counted(groups[groups >= 0])
+        for index, count in zip(unique.tolist(), counts.tolist(), strict=True):
+            self.sizes[index] += sign * count
+
+    def compact(self, groups: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Drops the groups without members; returns what indexes have become, -1 for those that were dropped."""
+        used = [index for index, size in enumerate(self.sizes) if size]
+        renumbered = np.full(len(self.sizes) + 1, -1, dtype=np.int64)  # the last one answers for -1, no group
+        renumbered[used] = np.arange(len(used))
+        self.values = [self.values[index] for index in used]
+        self.sizes = [self.sizes[index] for index in used]
+        self._index = None
+        return renumbered[groups]
 
 
 class GroupIndex:
@@ -29,7 +77,7 @@ class GroupIndex:
         self._samples = samples
         self.size = size
         self.rows = 0
-        count = len(samples.group_values)
+        count = len(samples.groups.values)
         members = samples.group[: samples.size][ready[: samples.size]]
         self._counts = np.bincount(members[members >= 0], minlength=count).astype(np.int64)
         self._needs = np.zeros(count, dtype=np.int64)  # of complete groups: members that a grant takes
@@ -48,7 +96,7 @@ class GroupIndex:
         if not grouped.any():
             return
         groups, delta = groups[grouped], delta[grouped]
-        self._reserve(len(self._samples.group_values))
+        self._reserve(len(self._samples.groups.values))
         np.add.at(self._counts, groups, delta)
         self._settle(distinct(groups))
 

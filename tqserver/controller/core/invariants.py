@@ -57,8 +57,8 @@ def _check_samples(partition: Partition, references: Counter[int]) -> None:
     known = (samples.keyed or not any(samples.keys)) and (samples.tagged or not any(samples.tags))
     _require(known, "it is known whether there are keys and tags")
     members = Counter(samples.group[:size][alive].tolist())
-    sizes = [members.get(index, 0) for index in range(len(samples.group_values))]
-    _require(samples.group_sizes == sizes, "group members are counted")
+    sizes = [members.get(index, 0) for index in range(len(samples.groups.values))]
+    _require(samples.groups.sizes == sizes, "group members are counted")
     named = Counter(shard for own in samples.tags if own and (shard := tags.shard(own)) is not None)
     _require(samples.shard_sizes == named, "the samples of shards are counted")
     for name, column in samples.columns.items():

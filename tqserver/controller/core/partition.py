@@ -183,7 +183,7 @@ class Partition:
             consumer.move(slots[np.isin(groups, late) & (consumer.state[slots] == OPEN)], SURPLUS)
 
     def _was_granted(self, consumer: Consumer, group: int) -> bool:
-        return self.samples.group_values[group] in consumer.granted_groups
+        return self.samples.groups.values[group] in consumer.granted_groups
 
     def give_up(self, consumer: Consumer, slots: Slots) -> Slots:
         """Drops, of samples that a consumer did not consume, those delivered too often; returns the others."""

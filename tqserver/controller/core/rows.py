@@ -39,7 +39,7 @@ def write_rows(
     keys = samples.keys_of(slots)
     if any(keys):
         rows.keys.CopyFrom(pack_blobs([key.encode() for key in keys]))
-    values = samples.group_values
+    values = samples.groups.values
     group = samples.group[where]
     if values and (group >= 0).any():
         rows.groups.CopyFrom(pack_blobs([values[index] if index >= 0 else b"" for index in group.tolist()]))

@@ -14,9 +14,9 @@ from tqclient import limits as wire_limits
 from tqclient.errors import InvalidArgument
 from tqclient.schema import Form
 from tqserver.controller.core import limits, tags
-from tqserver.controller.core.arrays import counted, grown
+from tqserver.controller.core.arrays import grown
 from tqserver.controller.core.cache import Cache
-from tqserver.controller.core.groups import DeclaredSizes, Members
+from tqserver.controller.core.groups import DeclaredSizes, GroupTable, Members
 
 Slots = NDArray[np.int64]
 LENGTH_UNKNOWN: Final = (1 << 32) - 1
@@ -93,13 +93,12 @@ class SampleTable:
         ids: int64 [capacity].
         version_min: int64 [capacity]; -1: none.
         version_max: int64 [capacity].
-        group: int64 [capacity]: index into `group_values`; -1: none.
+        group: int64 [capacity]: index into `groups`; -1: none.
         alive: bool [capacity].
         keys: by slot; an empty string is no key.
         tags: encoded map by slot; an empty string is {}.
         keyed, tagged: whether a sample ever had a key, or tags; where not, nobody looks through thousands of them.
-        group_values: encoded scalars.
-        group_sizes: live members of each group.
+        groups: that they are in.
         columns: field name → column, in the order of their first put.
         lengths: path of a ragged field → uint32 [capacity]: leading dimension by slot; LENGTH_UNKNOWN where a put did
             not say it.
@@ -119,8 +118,7 @@ class SampleTable:
         self.keys: list[str] = []
         self.tags: list[bytes] = []
         self.keyed = self.tagged = False
-        self.group_values: list[bytes] = []
-        self.group_sizes: list[int] = []
+        self.groups = GroupTable([], [])
         self.columns: dict[str, Column] = {}
         self.lengths: dict[str, NDArray[np.uint32]] = {}
         # Caches, each made on first use: what they say follows from the groups and tags of live samples.
@@ -131,7 +129,6 @@ class SampleTable:
         self._numbers = Cache[str, NDArray[np.float64]](limits.IDLE_NUMBERED_TAGS_MAX, limits.NUMBERED_TAGS_MAX)
         # Made on first use: a restored controller serves before it has indexed every key.
         self._key_ids: dict[str, int] | None = None
-        self._group_index: dict[bytes, int] | None = None
 
     @property
     def capacity(self) -> int:
@@ -145,13 +142,6 @@ class SampleTable:
             self._key_ids = dict(zip(self.keys, self.ids[: self.size].tolist(), strict=True))
             self._key_ids.pop("", None)
         return self._key_ids
-
-    @property
-    def group_index(self) -> dict[bytes, int]:
-        """Group → its index; the empty string, which is no group, has -1."""
-        if self._group_index is None:
-            self._group_index = {b"": -1, **{value: index for index, value in enumerate(self.group_values)}}
-        return self._group_index
 
     @property
     def declared(self) -> DeclaredSizes:
@@ -325,27 +315,16 @@ class SampleTable:
 
     def set_groups(self, slots: Slots, groups: Sequence[bytes]) -> None:
         """Sets the groups of samples; an empty string leaves a sample as it is."""
-        index = self.group_index
-        for value in dict.fromkeys(groups):
-            if value not in index:
-                index[value] = len(self.group_values)
-                self.group_values.append(value)
-                self.group_sizes.append(0)
-        chosen = np.fromiter(map(index.__getitem__, groups), dtype=np.int64, count=len(slots))
+        chosen = self.groups.numbered(groups)
         given = chosen >= 0
         slots, chosen = slots[given], chosen[given]
         self._declare(slots, -1)
-        self._count_groups(self.group[slots], -1)
+        self.groups.count(self.group[slots], -1)
         self.group[slots] = chosen
-        self._count_groups(chosen, 1)
+        self.groups.count(chosen, 1)
         if self._members is not None:
             self._members.add(chosen, self.ids[slots])
         self._declare(slots, 1)
-
-    def _count_groups(self, groups: NDArray[np.int64], sign: int) -> None:
-        unique, counts = counted(groups[groups >= 0])
-        for index, count in zip(unique.tolist(), counts.tolist(), strict=True):
-            self.group_sizes[index] += sign * count
 
     def merged_tags(self, slots: Slots, added: Sequence[bytes], rows: NDArray[np.int64]) -> list[bytes]:
         """Returns what samples' own tags become when encoded maps are merged into them; a null value deletes.
@@ -420,7 +399,7 @@ class SampleTable:
         self._declare(slots, -1)
         self._count_shards(slots, -1)
         self.alive[slots] = False
-        self._count_groups(self.group[slots], -1)
+        self.groups.count(self.group[slots], -1)
         self._forget_names(slots)
         self.live -= len(slots)
         return np.concatenate(blocks) if blocks else np.empty(0, dtype=np.uint64)
@@ -453,7 +432,7 @@ class SampleTable:
 
     def in_groups(self, groups: Iterable[bytes]) -> Slots:
         """Returns the samples of these groups."""
-        wanted = [index for group in groups if (index := self.group_index.get(group, -1)) >= 0]
+        wanted = [index for group in groups if (index := self.groups.index.get(group, -1)) >= 0]
         chosen = np.isin(self.group[: self.size], wanted) & self.alive[: self.size]
         return np.flatnonzero(chosen)
 
@@ -490,10 +469,5 @@ class SampleTable:
         return kept
 
     def _compact_groups(self) -> None:
-        used = [index for index, size in enumerate(self.group_sizes) if size]
-        renumbered = np.full(len(self.group_sizes) + 1, -1, dtype=np.int64)  # the last one answers for -1, no group
-        renumbered[used] = np.arange(len(used))
-        self.group[: self.size] = renumbered[self.group[: self.size]]
-        self.group_values = [self.group_values[index] for index in used]
-        self.group_sizes = [self.group_sizes[index] for index in used]
-        self._group_index = self._declared = self._members = None
+        self.group[: self.size] = self.groups.compact(self.group[: self.size])
+        self._declared = self._members = None

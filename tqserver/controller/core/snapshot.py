@@ -26,6 +26,7 @@ from tqserver.controller.core.arrays import grown
 from tqserver.controller.core.blocks import BlockRecord, BlockTable, Extent, Windows
 from tqserver.controller.core.consumer import STATES, Consumer
 from tqserver.controller.core.dedup import Replies
+from tqserver.controller.core.groups import GroupTable
 from tqserver.controller.core.partition import Partition
 from tqserver.controller.core.permits import Admitted
 from tqserver.controller.core.samples import Column, SampleTable
@@ -190,7 +191,7 @@ def _dump_partition(partition: Partition) -> dict[str, Any]:
         "arrays": [_bytes(getattr(samples, name)[:size], _SAMPLE_DTYPES[name]) for name in _SAMPLE_ARRAYS],
         "keys": list(samples.keys) if any(samples.keys) else None,
         "tags": list(samples.tags) if any(samples.tags) else None,
-        "groups": [list(samples.group_values), list(samples.group_sizes)],
+        "groups": [list(samples.groups.values), list(samples.groups.sizes)],
         "columns": [
             [name, c.form_bytes, _bytes(c.block[:size], "<u8"), _bytes(c.row[:size], "<u4")]
             for name, c in samples.columns.items()
@@ -320,7 +321,7 @@ def _load_samples(samples: SampleTable, row: dict[str, Any]) -> None:
     samples.keys = [""] * size if row["keys"] is None else row["keys"]
     samples.tags = [b""] * size if row["tags"] is None else row["tags"]
     samples.keyed, samples.tagged = row["keys"] is not None, row["tags"] is not None
-    samples.group_values, samples.group_sizes = row["groups"]
+    samples.groups = GroupTable(*row["groups"])
     for name, form, block, rows in row["columns"]:
         column = Column(Form.from_bytes(form), form, _array(block, "<u8", capacity), _array(rows, "<u4", capacity))
         column.written = int(np.count_nonzero(column.block))

@@ -144,7 +144,7 @@ class Wanted(NamedTuple):
             samples = self.partition.samples
             first = not consumer.granted_groups
             groups = dict.fromkeys(samples.group[slots].tolist())
-            consumer.granted_groups.update(dict.fromkeys(samples.group_values[group] for group in groups))
+            consumer.granted_groups.update(dict.fromkeys(samples.groups.values[group] for group in groups))
             while len(consumer.granted_groups) > limits.GRANTED_GROUPS_MAX:
                 del consumer.granted_groups[next(iter(consumer.granted_groups))]
             if first:
