@@ -212,6 +212,40 @@ def test_a_granted_group_that_is_stale_in_part_is_dropped_whole(driver: Driver, 
     driver.core.check_invariants()
 
 
+@pytest.mark.parametrize(
+    ("versions", "stale", "opened"), [(None, [3], 1), ([5], [], 2)], ids=["still stale", "made fresh"]
+)
+def test_a_stale_member_that_goes_to_another_group_leaves_its_mates_to_be_had(
+    driver: Driver, session: int, versions: list[int] | None, stale: list[int], opened: int
+) -> None:
+    p = driver.partition(session, max_staleness=1)
+    driver.put(session, p, 2, groups=["g", "g"], versions=[5, 5])
+    driver.settle(session, _claim(driver, session, p, 2).claim_id)
+    driver.put(session, p, 2, keys=["a0", "a1"], groups=["a", "a"], versions=[4, 5])
+    driver.ok("set_version", pb.SetVersionRequest(partition_id=p, version=6), session=session)
+    assert driver.counts(p) == (0, 0, 0, 2, 2)
+    driver.put(session, p, 1, keys=["a0"], groups=["b"], versions=versions, upsert=True)
+    assert driver.counts(p) == (0, opened, 0, 2, 2 - opened)
+    assert unpack(driver.core.list_dead(p, "x").stale) == stale
+    driver.core.check_invariants()
+    driver.put(session, p, 1, groups=["a"], versions=[6])
+    assert _ids(_claim(driver, session, p, 2)) == [4, 5]
+
+
+def test_a_stale_sample_that_comes_into_a_group_takes_it_along(driver: Driver, session: int) -> None:
+    """And gives back the one that it leaves, in the same put."""
+    p = driver.partition(session, max_staleness=1)
+    driver.put(session, p, 2, groups=["g", "g"], versions=[5, 5])
+    driver.settle(session, _claim(driver, session, p, 2).claim_id)
+    driver.put(session, p, 4, keys=["a0", "a1", "b0", "b1"], groups=["a", "a", "b", "b"], versions=[4, 5, 5, 5])
+    driver.ok("set_version", pb.SetVersionRequest(partition_id=p, version=6), session=session)
+    assert unpack(driver.core.list_dead(p, "x").stale) == [3, 4]
+    driver.put(session, p, 2, keys=["a0", "b1"], groups=["b", "a"], upsert=True)
+    assert unpack(driver.core.list_dead(p, "x").stale) == [3, 5]
+    assert _ids(_claim(driver, session, p, 2)) == [4, 6]
+    driver.core.check_invariants()
+
+
 def test_only_so_many_granted_groups_are_remembered(
     driver: Driver, session: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

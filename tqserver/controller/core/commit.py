@@ -75,13 +75,10 @@ def commit(state: State, request: pb.CommitRequest, now: float, out: Effects) ->
             raise admission.held_back(partition, lacks)
     _append(state, partition, put, plan)
     admission.put(state, partition, len(new_rows), permit)
-    _describe(partition, put, plan.slots[rows], rows, tags)
-    if put.groups is not None and len(rows) > len(new_rows):
-        for consumer in partition.everyone():
-            consumer.forget_groups()
+    moved, left = _describe(partition, put, plan.slots[rows], rows, tags)
     _write(state, partition, put, plan, now, out)
     _note_changes(partition, put, plan)
-    _refresh(partition, plan)
+    _refresh(partition, plan, moved, left)
     out.append(effects.ReadinessChanged(partition.partition_id))
     if partition.live_versions is not None and len(rows) > len(new_rows):
         out.append(effects.RoomChanged(partition.partition_id))  # a version may have gone
@@ -186,12 +183,17 @@ def _describe(
     slots: NDArray[np.int64],
     rows: NDArray[np.int64],
     tags: list[bytes] | None,
-) -> None:
-    """Sets groups, versions and tags. A column that joins existing samples widens their version span."""
+) -> tuple[Slots, NDArray[np.int64]]:
+    """Sets groups, versions and tags. A column that joins existing samples widens their version span.
+
+    Returns:
+        The samples that are in another group now, and the indexes of the groups that they left, each once.
+    """
     samples = partition.samples
     replace = put.ids is None or put.upsert
+    moved = left = np.empty(0, dtype=np.int64)
     if put.groups is not None:
-        samples.set_groups(slots, _chosen(put.groups, rows))
+        moved, left = samples.set_groups(slots, _chosen(put.groups, rows))
     if tags is not None:
         samples.set_tags(slots, tags)
     if put.versions is not None:
@@ -206,6 +208,7 @@ def _describe(
         samples.version_max[slots] = np.where(keep, np.maximum(own_high, high), high)
         if partition.live_versions is not None:
             partition.live_versions.add(slots)
+    return moved, left
 
 
 def _chosen(values: list[T], rows: NDArray[np.int64]) -> list[T]:
@@ -264,10 +267,15 @@ def _note_changes(partition: Partition, put: validate.Commit, plan: _Plan) -> No
             partition.changes.add(*changes.written(partition.samples, slots, put.fields, added=added))
 
 
-def _refresh(partition: Partition, plan: _Plan) -> None:
+def _refresh(partition: Partition, plan: _Plan, moved: Slots, left: NDArray[np.int64]) -> None:
+    """Brings consumers up to date; `moved` and `left` as `_describe` returned them."""
     where = plan.where
+    existed = partition.samples.size - len(plan.new_rows)
+    regrouped = bool((moved < existed).any())
     for consumer in partition.everyone():
+        if regrouped:
+            consumer.forget_groups()
         consumer.refresh(where)
     if len(plan.new_rows):
         partition.drop_late(plan.slots[plan.new_rows])
-    partition.apply_staleness(plan.of_written(plan.slots))
+    partition.apply_staleness(plan.of_written(plan.slots), left)

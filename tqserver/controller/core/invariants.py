@@ -89,15 +89,17 @@ def _check_admission(partition: Partition, state: State) -> None:
         _require(len(versions) <= policy.capacity_versions, "no more versions are live than may be")
 
 
-def _check_groups(partition: Partition, consumer: Consumer) -> None:
-    if not consumer.granted_groups:
-        return
+def _check_stale(partition: Partition, consumer: Consumer) -> None:
     samples, slots = partition.samples, partition.samples.slots()
-    stale = slots[partition.stale(slots) & (consumer.state[slots] == STALE)]
-    breaking = stale[samples.matching(TagFilter(b"", True), stale)]
-    groups = set(samples.group[breaking].tolist()) - {-1}
-    still_open = samples.group[slots[consumer.state[slots] == OPEN]]
-    _require(not groups & set(still_open.tolist()), "a stale member takes its group with it")
+    slots = slots[(consumer.state[slots] == OPEN) | (consumer.state[slots] == STALE)]
+    stale, groups = partition.stale(slots), samples.group[slots]
+    if consumer.granted_groups:
+        breaking = stale & samples.matching(TagFilter(b"", True), slots) & (groups >= 0)
+        stale |= np.isin(groups, groups[breaking])
+    dropped = consumer.state[slots] == STALE
+    _require(
+        (dropped == stale).all(), "what is stale is dropped, with its group where groups are granted, and nothing else"
+    )
 
 
 def _check_consumers(partition: Partition, state: State) -> None:
@@ -112,7 +114,7 @@ def _check_consumers(partition: Partition, state: State) -> None:
         _require(((states == GONE) == ~alive).all(), "cleared slots are gone")
         _require(int(consumer.counts.sum() - consumer.counts[GONE]) == samples.live, "the states add up to the samples")
         _check_views(partition, consumer)
-        _check_groups(partition, consumer)
+        _check_stale(partition, consumer)
         held = [
             claim.ids
             for claim in state.leases.claims.values()

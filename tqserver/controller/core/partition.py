@@ -21,6 +21,7 @@ from tqserver.controller.core.tags import TagFilter
 from tqserver.controller.core.versions import LiveVersions
 from tqserver.controller.core.view import View, ViewKey
 
+NO_GROUPS: Final = np.empty(0, dtype=np.int64)
 _UNABORTED: Final = TagFilter(b"", True)
 
 
@@ -219,11 +220,11 @@ class Partition:
             for consumer in self.everyone():
                 consumer.resize(self.samples.capacity)
 
-    def apply_staleness(self, slots: Slots) -> None:
+    def apply_staleness(self, slots: Slots, left: NDArray[np.int64] = NO_GROUPS) -> None:
         """Drops the open samples that are stale now, and takes back those that an upsert made fresh again.
 
         So whether an unsettled sample is dropped follows from its versions alone, for consumers that come later too;
-        and for a consumer of whole groups, from those of its group.
+        and for a consumer of whole groups, from those of its group. `left`: groups that some of the samples were in.
         """
         if not self._drops_stale:
             return
@@ -233,9 +234,9 @@ class Partition:
             consumer.move(slots[stale & (states == OPEN)], STALE)
             if not consumer.granted_groups:
                 consumer.move(slots[~stale & (states == STALE)], OPEN)
-            self.drop_broken_groups(consumer, slots)
+            self.drop_broken_groups(consumer, slots, left)
 
-    def drop_broken_groups(self, consumer: Consumer, slots: Slots) -> None:
+    def drop_broken_groups(self, consumer: Consumer, slots: Slots, left: NDArray[np.int64] = NO_GROUPS) -> None:
         """A stale member takes its group with it, for a consumer that was ever granted a group whole.
 
         All unsettled members of the groups of these samples are dropped while one of them, not counting aborted ones,
@@ -243,13 +244,14 @@ class Partition:
 
         Args:
             consumer: any.
-            slots: int64 [n]: samples that became stale, or fresh, or joined or left a group.
+            slots: int64 [n]: samples that became stale, or fresh, or joined a group.
+            left: int64 [n]: groups that some of them were in before.
         """
         if not (consumer.granted_groups and consumer.counts[STALE]):
             return
         samples = self.samples
         if len(slots) != samples.live or not samples.alive[slots].all():
-            touched = distinct(samples.group[slots])
+            touched = distinct(np.append(samples.group[slots], left))
             slots = np.append(slots[samples.group[slots] < 0], samples.members(touched[touched >= 0]))
         slots = slots[(consumer.state[slots] == OPEN) | (consumer.state[slots] == STALE)]
         stale, groups = self.stale(slots), samples.group[slots]

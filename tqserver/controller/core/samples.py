@@ -14,7 +14,7 @@ from tqclient import limits as wire_limits
 from tqclient.errors import InvalidArgument
 from tqclient.schema import Form
 from tqserver.controller.core import limits, tags
-from tqserver.controller.core.arrays import grown
+from tqserver.controller.core.arrays import distinct, grown
 from tqserver.controller.core.cache import Cache
 from tqserver.controller.core.groups import DeclaredSizes, GroupTable, Members
 
@@ -313,18 +313,24 @@ class SampleTable:
         self.live += len(ids)
         return range(start, stop)
 
-    def set_groups(self, slots: Slots, groups: Sequence[bytes]) -> None:
-        """Sets the groups of samples; an empty string leaves a sample as it is."""
+    def set_groups(self, slots: Slots, groups: Sequence[bytes]) -> tuple[Slots, NDArray[np.int64]]:
+        """Sets the groups of samples; an empty string leaves a sample as it is.
+
+        Returns:
+            The samples that are in another group now, and the indexes of the groups that they left, each once.
+        """
         chosen = self.groups.numbered(groups)
-        given = chosen >= 0
-        slots, chosen = slots[given], chosen[given]
+        moved = (chosen >= 0) & (chosen != self.group[slots])
+        slots, chosen = slots[moved], chosen[moved]
+        left = self.group[slots]
         self._declare(slots, -1)
-        self.groups.count(self.group[slots], -1)
+        self.groups.count(left, -1)
         self.group[slots] = chosen
         self.groups.count(chosen, 1)
         if self._members is not None:
             self._members.add(chosen, self.ids[slots])
         self._declare(slots, 1)
+        return slots, distinct(left[left >= 0])
 
     def merged_tags(self, slots: Slots, added: Sequence[bytes], rows: NDArray[np.int64]) -> list[bytes]:
         """Returns what samples' own tags become when encoded maps are merged into them; a null value deletes.
