@@ -30,6 +30,25 @@ class Kind:
     leader_acks: bool = False
 
 
+KINDS = {
+    "fifo": Kind(2),
+    "lifo": Kind(3, "lifo"),
+    "random": Kind(2, "random", {"seed": 3}),
+    "prioritized": Kind(2, "prioritized", {"tag": "w"}),
+    "tokens": Kind(0, max_tokens=9),
+    "finished": Kind(1, where={"w": 1}),
+    "groups": Kind(4, "group", {"size": 2}, group=2),
+    "ranks": Kind(2, dp=2, members=2),
+    "led": Kind(1, dp=1, members=2, leader_acks=True),
+    "grouped_ranks": Kind(2, "group", {"size": 2}, group=2, dp=2, members=2),
+    "balanced": Kind(1, "seqlen_balanced", {"field": "a"}, dp=2, members=2),
+    "balanced_groups": Kind(2, "seqlen_balanced", {"field": "a", "groups": 2}, group=2, dp=2, members=2),
+}
+PLAIN = [name for name, kind in KINDS.items() if not kind.dp]
+RANKED = [name for name, kind in KINDS.items() if kind.dp]
+GROUPED = [name for name, kind in KINDS.items() if kind.group]
+
+
 @dataclass
 class Held:
     """A claim that was granted and, as far as its holder knows, lives."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgpack
@@ -14,6 +14,7 @@ from tqclient.wire.packing import I64, U8, U32, pack_array, pack_blobs, pack_str
 from tqclient.wire.v1 import common_pb2, journal_pb2
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver.controller.core import Core, Demand, Freed, Outcome, Sealed
+from tqserver.controller.core.consumer import DEAD, LEASED
 
 NODE, ARENA = "node-0", 0xA12E4A
 BLOCK_BYTES = 512
@@ -161,6 +162,14 @@ class Driver:
         """Returns the weight version of each live sample, from the core's own table."""
         samples = self.core._state.partition(partition).samples
         return list(samples.version_max[samples.slots()].tolist())
+
+    def handed_out(self, partition: int, consumers: Iterable[str]) -> set[int]:
+        """Returns the samples that are leased to one of the consumers, or dead, from the core's own tables."""
+        found = self.core._state.partition(partition)
+        slots = found.samples.slots()
+        states = [found.consumers[name].state[slots] for name in consumers]
+        chosen = np.isin(states, (LEASED, DEAD)).any(axis=0)
+        return set(found.samples.ids[slots[chosen]].tolist())
 
     def settle(self, session: int, claim: int, *, ack: bool = True) -> None:
         verdict = pb.VERDICT_ACK if ack else pb.VERDICT_RELEASE

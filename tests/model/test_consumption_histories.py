@@ -9,33 +9,17 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from tests.model.consumption import ATTEMPTS_MAX, Held, Kind, Ledger
+from tests.model.consumption import ATTEMPTS_MAX, GROUPED, KINDS, PLAIN, RANKED, Held, Ledger
 from tests.model.driver import LEASE, Driver, claim_request, client_id, ids, unpack
 from tests.model.histories import Machine, promise, run_many, run_seeds
 from tests.model.test_core_histories import durable
 from tqclient.errors import ClaimTimeout, ProducersGone, SampleNotFound, Sealed, TQError
 from tqclient.schema import Form
-from tqclient.wire.packing import pack_blobs
+from tqclient.wire.packing import pack_blobs, unpack_strings
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import journal_pb2
 from tqserver.controller.core import Core, Outcome, Readiness
 
-KINDS = {
-    "fifo": Kind(2),
-    "lifo": Kind(3, "lifo"),
-    "random": Kind(2, "random", {"seed": 3}),
-    "prioritized": Kind(2, "prioritized", {"tag": "w"}),
-    "tokens": Kind(0, max_tokens=9),
-    "finished": Kind(1, where={"w": 1}),
-    "groups": Kind(4, "group", {"size": 2}, group=2),
-    "ranks": Kind(2, dp=2, members=2),
-    "led": Kind(1, dp=1, members=2, leader_acks=True),
-    "grouped_ranks": Kind(2, "group", {"size": 2}, group=2, dp=2, members=2),
-    "balanced": Kind(1, "seqlen_balanced", {"field": "a"}, dp=2, members=2),
-    "balanced_groups": Kind(2, "seqlen_balanced", {"field": "a", "groups": 2}, group=2, dp=2, members=2),
-}
-PLAIN = [name for name, kind in KINDS.items() if not kind.dp]
-RANKED = [name for name, kind in KINDS.items() if kind.dp]
 RAGGED = Form("ragged", "torch", "int64", ()).to_bytes()
 PICK = st.integers(0, 1 << 16)
 
@@ -57,6 +41,7 @@ class Consumption(Machine):
         self.ledgers = {name: Ledger(kind) for name, kind in KINDS.items()}
         self.ranks: dict[tuple[str, int, int], int] = {}  # (consumer, dp_rank, member) → session
         self.groups: dict[int, str] = {}
+        self.keys: dict[int, str] = {}
         self.live: set[int] = set()
         self.made: dict[int, int] = {}  # id → weight version
         self.lengths: dict[int, int] = {}
@@ -96,6 +81,7 @@ class Consumption(Machine):
             ["a"],
             form=RAGGED,
             lengths={"a": [length for _, length, _, _ in rows]},
+            keys=[f"{len(self.driver.log)}-{row}" for row in range(len(rows))],
             groups=[group for group, _, _, _ in rows],
             versions=(versions := [max(self.version - weight, 0) for _, _, weight, _ in rows]),
             tags=[{"w": weight} if weight else {} for _, _, weight, _ in rows],
@@ -110,6 +96,7 @@ class Consumption(Machine):
         self.live.update(added)
         self.made.update(zip(added, versions, strict=True))
         self.groups.update(zip(added, (group for group, _, _, _ in rows), strict=True))
+        self.keys.update(zip(added, unpack_strings(request.keys, what="keys"), strict=True))
         self.lengths.update(zip(added, (length for _, length, _, _ in rows), strict=True))
         self.weights.update(zip(added, (weight or None for _, _, weight, _ in rows), strict=True))
         if permit:
@@ -127,6 +114,26 @@ class Consumption(Machine):
         if chosen:
             request = self.driver.commit(self.p, len(chosen), ["b"], ids=chosen)
             self.refused_if_retired(SampleNotFound, "commit", request, session=self.session)
+
+    @rule(pick=PICK, group=st.sampled_from(["g0", "g1", "h0", "g2"]), step=st.integers(0, 2), newer=st.booleans())
+    def take_to_another_group(self, pick: int, group: str, step: int, newer: bool) -> None:
+        """By an upsert, while groups age. What is leased or dead stays: it may be delivered again, whole or not."""
+        self.claim_alone("groups")
+        self.put([(f"h{pick % 4}", 1, 2, False), (f"h{pick % 4}", 1, 0, False)])
+        self.bump_version(step)
+        free = sorted(self.live - self.driver.handed_out(self.p, GROUPED)) if not self.described.retired else []
+        chosen = free[-2 - pick % 6 if pick % 2 else pick % 64 :][: 1 + pick % 3]
+        if not chosen:
+            return
+        keys, lengths = [self.keys[i] for i in chosen], {"a": [self.lengths[i] for i in chosen]}
+        groups, versions = [group] * len(chosen), [self.version] * len(chosen) if newer else None
+        request = self.driver.commit(
+            self.p, len(chosen), form=RAGGED, lengths=lengths, keys=keys, groups=groups, versions=versions, upsert=True
+        )
+        assert unpack(self.driver.ok("commit", request, session=1).ids) == chosen
+        self.groups.update(dict.fromkeys(chosen, group))
+        self.made.update(dict.fromkeys(chosen, self.version) if newer else {})
+        self.claim_alone("groups")
 
     @property
     def described(self) -> pb.Partition:
@@ -286,7 +293,8 @@ class Consumption(Machine):
         reply: Any = outcome.reply
         held = Held(reply.claim_id, session, unpack(reply.rows.ids), place, reply.step)
         gone = self.groups.keys() - self.live
-        too_old = {i for i in self.live - self.aborted if self.version - self.made[i] > 2}
+        settled = {*self.ledgers[name].acked, *unpack(self.driver.core.list_dead(self.p, name).surplus)}
+        too_old = {i for i in self.live - self.aborted - settled if self.version - self.made[i] > 2}
         self.ledgers[name].delivered(held, reply.rows.attempts, self.groups, gone, too_old)
 
     def met(self, request: pb.ClaimRequest) -> Readiness | None:

@@ -92,6 +92,42 @@ def test_surplus_and_late_members_are_dropped_and_listed(driver: Driver, session
     assert driver.counts(p) == (0, 7, 0, 0, 0)
 
 
+def test_samples_that_an_upsert_takes_to_a_granted_group_are_late(driver: Driver, session: int) -> None:
+    p = driver.partition(session, max_staleness=1)
+    keys = ["a", "b", "c", "d", "e"]
+    driver.put(session, p, 5, keys=keys, groups=["g", "g", "h", "h", "h"], versions=[2, 2, 2, 2, 0])
+    driver.ok("set_version", pb.SetVersionRequest(partition_id=p, version=2), session=session)
+    claim = _claim(driver, session, p, 2)
+    assert _ids(claim) == [1, 2]
+    driver.put(session, p, 3, keys=["c", "d", "e"], groups=["g"] * 3, upsert=True)
+    assert driver.counts(p) == (0, 0, 2, 0, 3)
+    assert unpack(driver.core.list_dead(p, "x").surplus) == [3, 4, 5]
+    driver.put(session, p, 1, keys=["e"], versions=[2], upsert=True)  # a stale one, made fresh, does not come back
+    driver.settle(session, claim.claim_id, ack=False)
+    driver.put(session, p, 5, keys=keys, groups=["g"] * 5, upsert=True)  # where they are already
+    assert driver.counts(p) == (0, 2, 0, 0, 3)
+    assert _ids(_claim(driver, session, p, 2)) == [1, 2]
+    driver.core.check_invariants()
+
+
+def test_what_a_consumer_was_given_is_not_late_wherever_an_upsert_takes_it(driver: Driver, session: int) -> None:
+    """Leased, consumed, and dead."""
+    p = driver.partition(session, max_attempts=1)
+    driver.put(session, p, 8, keys=list("abcdefgh"), groups=["g", "g", "h", "h", "i", "i", "j", "j"])
+    claims = [_claim(driver, session, p, 2) for _ in range(4)]
+    driver.settle(session, claims[0].claim_id)
+    driver.settle(session, claims[1].claim_id)
+    driver.settle(session, claims[2].claim_id, ack=False)
+    before = driver.counts(p)
+    assert before == (0, 0, 2, 4, 2)
+    driver.put(session, p, 3, keys=["c", "e", "g"], groups=["g"] * 3, upsert=True)
+    assert driver.counts(p) == before
+    assert driver.core.list_dead(p, "x").surplus == b""
+    driver.settle(session, claims[3].claim_id)
+    assert driver.counts(p) == (0, 0, 0, 6, 2)
+    driver.core.check_invariants()
+
+
 def test_aborted_and_cleared_members_do_not_count(driver: Driver, session: int) -> None:
     p = driver.partition(session)
     driver.put(session, p, 3, groups=["a"] * 3)

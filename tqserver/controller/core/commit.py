@@ -276,6 +276,6 @@ def _refresh(partition: Partition, plan: _Plan, moved: Slots, left: NDArray[np.i
         if regrouped:
             consumer.forget_groups()
         consumer.refresh(where)
-    if len(plan.new_rows):
-        partition.drop_late(plan.slots[plan.new_rows])
+    if len(moved):
+        partition.drop_late(moved)
     partition.apply_staleness(plan.of_written(plan.slots), left)

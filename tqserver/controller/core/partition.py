@@ -175,13 +175,21 @@ class Partition:
         return self.policy.HasField("max_staleness") and self.policy.staleness == "drop"
 
     def drop_late(self, slots: Slots) -> None:
-        """New samples whose group was granted to a consumer already are surplus to it."""
+        """Samples that join a group which was granted to a consumer already are surplus to it.
+
+        Those that it has leased come back to it if it does not consume them, and those that are dead can be requeued.
+
+        Args:
+            slots: int64 [n]: samples that are in another group now than before, or new.
+        """
         for consumer in self.consumers.values():
             if not consumer.granted_groups:
                 continue
             groups = self.samples.group[slots]
             late = [g for g in distinct(groups[groups >= 0]).tolist() if self._was_granted(consumer, g)]
-            consumer.move(slots[np.isin(groups, late) & (consumer.state[slots] == OPEN)], SURPLUS)
+            states = consumer.state[slots]
+            unsettled = (states == OPEN) | (states == STALE)  # a newer version would bring back a stale one
+            consumer.move(slots[np.isin(groups, late) & unsettled], SURPLUS)
 
     def _was_granted(self, consumer: Consumer, group: int) -> bool:
         return self.samples.groups.values[group] in consumer.granted_groups
