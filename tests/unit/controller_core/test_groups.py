@@ -211,6 +211,40 @@ def test_groups_survive_a_compaction(driver: Driver, session: int) -> None:
     driver.core.check_invariants()
 
 
+@pytest.mark.parametrize("among", [1, 2, 1_000], ids=["the same", "there and back", "ever new ones"])
+@pytest.mark.parametrize("size", [2, None])
+def test_upserts_with_groups_leave_nothing_behind(
+    driver: Driver, session: int, among: int, size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what there is of groups holds after each compaction: who is complete, who was granted, what tags say."""
+    monkeypatch.setattr(limits, "COMPACT_ROWS_MIN", 16)
+    p = driver.partition(session, consumers=["x", "y"])
+    groups = ["granted", "moved", "moved", "last", "last", "granted"]
+    driver.put(session, p, 6, keys=list("abcdef"), groups=groups, tags=[{"group_size": 2}] * 6)
+    driver.settle(session, _claim(driver, session, p, 2, size).claim_id)
+    for turn in range(200):
+        driver.put(session, p, 2, keys=["b", "c"], groups=[turn % among] * 2, upsert=True)
+        if turn % 10 == 5:
+            claim = _claim(driver, session, p, 6, size, consumer="y")
+            assert _ids(claim) == [1, 6, 4, 5, 2, 3]
+            driver.settle(session, claim.claim_id, ack=False)
+            driver.ok("reset_consumer", pb.ResetConsumerRequest(partition_id=p, consumer="y"), session=session)
+            driver.core.check_invariants()
+        samples = driver.core._state.partition(p).samples
+        assert len(samples.groups.values) <= 16 + 2 * samples.live
+        assert samples._members is None or samples._members.joined <= 16
+    driver.put(session, p, 1, groups=["granted"])
+    assert driver.counts(p) == (0, 4, 0, 2, 1)
+    assert _ids(_claim(driver, session, p, 4, size)) == [4, 5, 2, 3]
+    driver.core.check_invariants()
+    replayed = Core()
+    for command, sequence in driver.log:
+        replayed.apply(command, 0.0, sequence)
+        if sequence % 50 == 0:
+            replayed = Core.restore(replayed.snapshot(), 0.0)
+    assert replayed.snapshot() == driver.core.snapshot()
+
+
 def test_many_groups_of_several_sizes_come_each_with_its_oldest_members(driver: Driver, session: int) -> None:
     """Some with a member that is claimed already, dropped, or one too many."""
     p = driver.partition(session)

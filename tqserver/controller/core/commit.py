@@ -279,3 +279,5 @@ def _refresh(partition: Partition, plan: _Plan, moved: Slots, left: NDArray[np.i
     if len(moved):
         partition.drop_late(moved)
     partition.apply_staleness(plan.of_written(plan.slots), left)
+    if regrouped:
+        partition.compact_groups()

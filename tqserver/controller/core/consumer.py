@@ -143,7 +143,7 @@ class Consumer:
         return [] if self.ranks is None else self.ranks.shares()
 
     def forget_groups(self) -> None:
-        """Samples changed their groups: which groups are complete is found out anew."""
+        """Samples changed their groups, or groups their numbers: which ones are complete is found out anew."""
         for view in self.views:
             view.group_indexes.clear()
 

@@ -141,6 +141,9 @@ class GroupIndex:
 class Members:
     """Which samples ever were in a group: those that left it, or were cleared, are still named.
 
+    Attributes:
+        joined: how often one joined a group later: whoever does so again is named again.
+
     Args:
         groups: int64 [rows]: group of each sample; -1: none.
         ids: int64 [rows], ascending.
@@ -151,11 +154,13 @@ class Members:
         self._ids = ids[order]
         self._ends = np.cumsum(np.bincount(groups + 1, minlength=2))  # those without a group come first
         self._later: dict[int, list[int]] = {}
+        self.joined = 0
 
     def add(self, groups: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
         """Samples joined groups."""
         for group, ident in zip(groups.tolist(), ids.tolist(), strict=True):
             self._later.setdefault(group, []).append(ident)
+        self.joined += len(ids)
 
     def of(self, groups: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the ids for groups, each named once: one group after the other, ascending, each id once.

@@ -284,6 +284,13 @@ class Partition:
                 consumer.compact(kept, self.samples.capacity)
         return blocks
 
+    def compact_groups(self) -> None:
+        """Forgets the groups that all samples left, once they are many."""
+        if self.samples.wants_group_compaction():
+            self.samples.compact_groups()
+            for consumer in self.everyone():
+                consumer.forget_groups()
+
     def give_up_room(self) -> None:
         """It is retired: nothing will ever lie in its slots again."""
         self._newcomer = None

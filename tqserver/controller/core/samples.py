@@ -329,6 +329,8 @@ class SampleTable:
         self.groups.count(chosen, 1)
         if self._members is not None:
             self._members.add(chosen, self.ids[slots])
+            if self._members.joined > max(self.size, limits.COMPACT_ROWS_MIN):  # upserts, and not new samples alone
+                self._members = None
         self._declare(slots, 1)
         return slots, distinct(left[left >= 0])
 
@@ -456,6 +458,10 @@ class SampleTable:
         cleared = self.size - self.live
         return cleared >= limits.COMPACT_ROWS_MIN and cleared > self.size // 2
 
+    def wants_group_compaction(self) -> bool:
+        """Whether more than half of the groups have no members, and enough: the others have a sample each, or more."""
+        return len(self.groups.values) > limits.COMPACT_ROWS_MIN + 2 * self.live
+
     def compact(self, capacity: int = 0) -> Slots:
         """Drops cleared slots; returns the old slots of those that stay. Half of the room is kept, unless told."""
         kept = self.slots()
@@ -471,9 +477,10 @@ class SampleTable:
         self.keys = [self.keys[slot] for slot in slots]
         self.tags = [self.tags[slot] for slot in slots]
         self.size = len(kept)
-        self._compact_groups()
+        self.compact_groups()
         return kept
 
-    def _compact_groups(self) -> None:
+    def compact_groups(self) -> None:
+        """Drops groups without members; the others are numbered anew."""
         self.group[: self.size] = self.groups.compact(self.group[: self.size])
         self._declared = self._members = None
