@@ -19,7 +19,9 @@ GROUP_SIZE_MAX: Final = (1 << 63) - 1
 SHARD: Final = "shard"
 """The part of its partition that a sample belongs to: an int."""
 KNOWN_MAX: Final = 4_096
-"""Encoded maps whose outcome a filter remembers."""
+"""Encoded maps whose outcome a filter remembers; ..."""
+KNOWN_BYTES_MAX: Final = 1 << 19
+"""... and their bytes: nobody else may have them any more."""
 
 
 def merge(own: bytes, new: bytes) -> bytes:
@@ -77,11 +79,12 @@ class TagFilter:
         self._where: dict[Any, Any] = msgpack.unpackb(where) if where else {}
         self._abortion = ABORTED.encode() if unaborted else None
         self._known: dict[bytes, bool] = {}
+        self._known_bytes = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory, about."""
-        return sys.getsizeof(self._known)
+        return sys.getsizeof(self._known) + self._known_bytes
 
     def __call__(self, tags: bytes) -> bool:
         """Whether a sample with these tags passes."""
@@ -89,8 +92,10 @@ class TagFilter:
             return True  # the rule, and worth no look into maps that are all different
         known = self._known.get(tags)
         if known is None:
-            if len(self._known) >= KNOWN_MAX:
+            if len(self._known) >= KNOWN_MAX or self._known_bytes + len(tags) > KNOWN_BYTES_MAX:
                 self._known.clear()
+                self._known_bytes = 0
+            self._known_bytes += len(tags)
             aborted = self._abortion is not None and has_all(tags, {ABORTED: True})
             known = self._known[tags] = not aborted and has_all(tags, self._where)
         return known
