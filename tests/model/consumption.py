@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from tests.model.driver import claim_request
 from tests.model.histories import promise
+from tqclient.wire.v1 import controller_pb2 as pb
 
 ATTEMPTS_MAX = 2
 Place = tuple[int, int]
@@ -28,6 +30,20 @@ class Kind:
     dp: int = 0
     members: int = 0
     leader_acks: bool = False
+
+    def request(self, partition: int, consumer: str, place: Place | None) -> pb.ClaimRequest:
+        """A claim of a consumer, or of one of its ranks."""
+        request = claim_request(
+            partition, self.batch, consumer=consumer, sampler=self.sampler, params=self.params, where=self.where
+        )
+        if self.max_tokens:
+            request.max_tokens, request.token_field = self.max_tokens, "a"
+        if place is not None:
+            sizes = pb.Topology(dp=self.dp, tp=self.members, pp=1, cp=1, ep=1, members=self.members)
+            sizes.leader_acks = self.leader_acks
+            sizes.dp_rank, sizes.member = place
+            request.topology.CopyFrom(sizes)
+        return request
 
 
 KINDS = {

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from tests.model.consumption import ATTEMPTS_MAX, GROUPED, KINDS, PLAIN, RANKED, Held, Ledger
-from tests.model.driver import LEASE, Driver, claim_request, client_id, ids, unpack
+from tests.model.driver import LEASE, Driver, client_id, ids, unpack
 from tests.model.histories import Machine, promise, run_many, run_seeds
 from tests.model.test_core_histories import durable
 from tqclient.errors import ClaimTimeout, ProducersGone, SampleNotFound, Sealed, TQError
@@ -260,22 +260,8 @@ class Consumption(Machine):
 
     # Consumers.
 
-    def request(self, name: str, place: tuple[int, int] | None) -> pb.ClaimRequest:
-        kind = self.ledgers[name].kind
-        request = claim_request(
-            self.p, kind.batch, consumer=name, sampler=kind.sampler, params=kind.params, where=kind.where
-        )
-        if kind.max_tokens:
-            request.max_tokens, request.token_field = kind.max_tokens, "a"
-        if place is not None:
-            sizes = pb.Topology(dp=kind.dp, tp=kind.members, pp=1, cp=1, ep=1, members=kind.members)
-            sizes.leader_acks = kind.leader_acks
-            sizes.dp_rank, sizes.member = place
-            request.topology.CopyFrom(sizes)
-        return request
-
     def claim(self, name: str, session: int, place: tuple[int, int] | None) -> None:
-        request = self.request(name, place)
+        request = self.ledgers[name].kind.request(self.p, name, place)
         before = durable(self.driver.core)
         request.mutation.session = session
         request.mutation.client_id = client_id(session)
