@@ -153,8 +153,19 @@ class BatchData:
         return values
 
     def padded(self, field: str, value: Any = 0) -> Any:
-        """Returns a ragged field as one tensor `[rows, longest, ...]`, filled up with `value`; a copy."""
-        return self._column(field).padded(value)
+        """Returns a ragged field as one tensor or array `[rows, longest, ...]`, filled up with `value`; a copy.
+
+        Args:
+            field: of rows that differ in their leading dimension alone.
+            value: of the field's dtype; among floats, it may be rounded to one.
+
+        Raises:
+            InvalidArgument: the field is not ragged, or its dtype has no such value; names the field.
+        """
+        try:
+            return self._column(field).padded(value)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"field {field!r}: {error.message}") from None
 
     def _column(self, field: str) -> Any:
         if field not in self._columns:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tqclient.batch import BatchData, _Values
 from tqclient.codec import Column
+from tqclient.codec.filling import filling
 from tqclient.codec.kinds.struct import StructColumn
 from tqclient.errors import InvalidArgument
 from tqclient.operations.claims import Verdict
@@ -43,7 +44,8 @@ class CarriedColumn(Column):
         values, offsets = jagged.values(), jagged.offsets()
         counts = offsets.diff()
         longest = int(counts.max()) if self.rows else 0
-        target = torch.full((self.rows, longest, *values.shape[1:]), value, dtype=values.dtype, device=values.device)
+        shape = (self.rows, longest, *values.shape[1:])
+        target = torch.empty(shape, dtype=values.dtype, device=values.device).fill_(filling(value, values.dtype))
         target[torch.arange(longest, device=values.device) < counts[:, None]] = values
         return target
 

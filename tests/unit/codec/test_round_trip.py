@@ -184,6 +184,8 @@ def test_rows_of_every_dtype_are_padded(name: str) -> None:
     raw = padded.view(torch.uint8).reshape(3, 3, -1)
     one = torch.ones(1, 2).to(dtype).view(torch.uint8).reshape(-1)
     assert all(torch.equal(item, one) for row in raw for item in row)
+    if name == "float8_e8m0fnu":  # it has no zero
+        return
     zeros = encode({"x": rows}).read("x").padded(0).view(torch.uint8).reshape(3, 3, -1)
     assert [[bool(item.any()) for item in row] for row in zeros] == [[True, True, False], [False] * 3, [True] * 3]
 

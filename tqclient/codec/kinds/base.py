@@ -135,7 +135,7 @@ class Column(ABC):
             value: fills the rows' ends.
 
         Raises:
-            InvalidArgument: the column is not ragged.
+            InvalidArgument: the column is not ragged, or its dtype has no such value.
         """
         raise InvalidArgument(f"only a ragged column can be padded; this one is {self.form}")
 

@@ -21,6 +21,7 @@ from tqclient.arrays import bounds
 from tqclient.codec import buffers, dtypes
 from tqclient.codec.checksum import Checksums
 from tqclient.codec.directory import DENSE, RAGGED, StreamSize
+from tqclient.codec.filling import filling
 from tqclient.codec.kinds.base import Column, Encoder, stream_size
 from tqclient.codec.kinds.dense import DenseColumn
 from tqclient.codec.parallel import Later
@@ -185,10 +186,10 @@ class RaggedColumn(Column):
         shape = (self.rows, longest, *self.form.shape)
         mask = np.arange(longest) < self.counts[:, None]
         if isinstance(values, torch.Tensor):
-            target = torch.full(shape, value, dtype=values.dtype)
+            target = torch.empty(shape, dtype=values.dtype).fill_(filling(value, values.dtype))
             buffers.elements_of(target)[mask] = buffers.elements_of(values)  # a fifth of what torch takes
             return target
-        array = np.full(shape, value, values.dtype)
+        array = np.full(shape, filling(value, values.dtype), values.dtype)
         array[mask] = values
         return array
 
