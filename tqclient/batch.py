@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.codec import Column
+from tqclient.codec.buffers import rows_of, tensor_over
 from tqclient.errors import InvalidArgument
 from tqclient.operations.claims import ClaimHandle, abandon
 from tqclient.operations.read import Delivery, Holdings
@@ -173,7 +174,10 @@ class BatchData:
         return self._columns[field]
 
     def to_tensordict(self) -> Any:
-        """Returns a TensorDict of the batch; what is no tensor becomes non-tensor data. Shares the tensors.
+        """Returns a TensorDict of the batch, which shares its memory.
+
+        Arrays of numbers that torch has a dtype for become tensors. What else is no tensor becomes non-tensor data,
+        one value per row, as `list` gives them: a row of an array of texts, times or structures is an array.
 
         Raises:
             InvalidArgument: tensordict is not installed.
@@ -271,4 +275,7 @@ def _as_tensordict(value: Any, rows: int) -> Any:
         ) from None
     if isinstance(value, dict):
         return TensorDict({name: _as_tensordict(each, rows) for name, each in value.items()}, batch_size=[rows])
+    if isinstance(value, np.ndarray):
+        tensor = tensor_over(value)
+        value = rows_of(value) if tensor is None else tensor
     return NonTensorStack(*value) if isinstance(value, list) else value

@@ -66,6 +66,22 @@ def as_array(data: NDArray[np.uint8], dtype: np.dtype[Any], shape: Sequence[int]
     return data.view(dtype).reshape(tuple(shape))
 
 
+def tensor_over(array: NDArray[Any]) -> torch.Tensor | None:
+    """A tensor over an array's memory; None: torch has no such dtype, or not in this byte order."""
+    try:
+        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+    except (TypeError, ValueError):
+        return None
+    return as_tensor(bytes_of(array), dtype, array.shape)
+
+
+def rows_of(array: NDArray[Any]) -> list[NDArray[Any]]:
+    """One array per row, a view; of shape [] where the rows are scalars."""
+    if array.ndim > 1:
+        return list(array)
+    return [array[row : row + 1].reshape(()) for row in range(len(array))]
+
+
 def bytes_of(value: torch.Tensor | NDArray[Any]) -> NDArray[np.uint8]:
     """The bytes of a tensor or array in row-major order; a view where it is contiguous."""
     if isinstance(value, np.ndarray):

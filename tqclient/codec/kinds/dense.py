@@ -81,11 +81,7 @@ class DenseColumn(Column):
 
     def list(self) -> list[Any]:
         value = self.value
-        if isinstance(value, torch.Tensor):
-            return list(value.unbind(0))
-        if value.ndim > 1:
-            return list(value)
-        return [value[row : row + 1].reshape(()) for row in range(self.rows)]
+        return list(value.unbind(0)) if isinstance(value, torch.Tensor) else buffers.rows_of(value)
 
     def same_rows(self, other: Column) -> NDArray[np.bool_]:
         if not isinstance(other, DenseColumn):
