@@ -159,6 +159,37 @@ def test_closing_releases_and_cuts_a_wait_short(
             next(stream)
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_closing_while_another_thread_waits_ends_no_epoch(no_leaks: None, part: tq.Partition, num_workers: int) -> None:
+    fill(part, 6, seal=False)
+    loader = StreamingLoader(part.consumer("trainer"), 4, prefetch=1, num_workers=num_workers)
+    seen: list[list[int]] = []
+    trainer = threading.Thread(target=lambda: seen.extend(numbers(loader)))
+    trainer.start()
+    until(lambda: counts(part).get("consumed") == 4)  # it waits for two more
+    loader.close()
+    trainer.join(10)
+    assert not trainer.is_alive()
+    assert seen == [[0, 1, 2, 3]]
+    assert (loader.epoch, loader.step) == (0, 1)
+    part.seal()
+    assert numbers(loader) == [[4, 5]]
+    assert (loader.epoch, loader.step) == (1, 0)
+
+
+def test_a_batch_that_is_on_its_way_when_the_loader_is_closed_is_given_back(
+    part: tq.Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(part, 4)
+    loader = StreamingLoader(part.consumer("trainer"), 4)
+    stream: Any = iter(loader)
+    monkeypatch.setattr(stream._feed, "took", lambda held: loader.close())
+    with pytest.raises(StopIteration):
+        next(stream)
+    assert counts(part)["ready"] == 4
+    assert (loader.epoch, loader.step) == (0, 0)
+
+
 def test_a_wait_ends_with_samples_that_come_later(part: tq.Partition) -> None:
     fill(part, 2, seal=False)
 
@@ -377,6 +408,7 @@ def test_a_worker_that_is_killed_is_an_error_and_its_samples_come_again(no_leaks
 
 def test_what_cannot_be(part: tq.Partition, shared_cluster: LocalCluster) -> None:
     consumer = part.consumer("trainer")
+    counted = part.consumer("trainer", token_field="tokens")
     rank = part.consumer("ranks", topology=tq.Topology(dp=2, rank=0))
     for arguments, message in (
         ((rank, {"num_workers": 1}), "a rank is one process"),
@@ -385,11 +417,15 @@ def test_what_cannot_be(part: tq.Partition, shared_cluster: LocalCluster) -> Non
         ((consumer, {"num_workers": True}), "num_workers=True"),
         ((part, {}), "expected what Partition.consumer"),
         ((consumer, {"ranges": {"tokens": (3, 1)}}), r"ranges\['tokens'\]"),
+        ((consumer, {"transform": 5}), "transform=5: expected a function"),
+        ((consumer, {"batch_size": None}), "give batch_size, max_tokens, or both"),
+        ((consumer, {"max_tokens": 8}), "give the consumer token_field="),
+        *(((consumer, {"batch_size": size}), f"batch_size={size}: expected") for size in (0, -1, True, 2.5, 10**9)),
+        *(((counted, {"max_tokens": most}), f"max_tokens={most}: expected") for most in (0, 1.5, 1 << 63)),
     ):
         with pytest.raises(tq.InvalidArgument, match=message):
             StreamingLoader(arguments[0], **arguments[1])  # type: ignore[arg-type]
     for arguments in ({"transform": lambda batch: batch}, {"ranges": {"tokens": lambda lengths: lengths}}):
         with pytest.raises(tq.InvalidArgument, match="functions of a module"):
             iter(StreamingLoader(consumer, num_workers=2, **arguments))
-    with pytest.raises(tq.InvalidArgument, match="give batch_size, max_tokens, or both"):
-        next(iter(StreamingLoader(consumer, None)))
+    assert counts(part) == {}  # nothing was claimed

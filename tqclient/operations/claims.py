@@ -66,7 +66,7 @@ def claim(
     deadline = state.deadline(timeout, waits=True)
     wanted = wanted_ranges(ranges)
     check_ranges(wanted, consumer.partition, consumer.fields)
-    request = _request(consumer, batch_size, max_tokens)
+    request = claim_request(consumer, batch_size, max_tokens)
     ahead = read_ahead(state, consumer, request, wanted, copy, deadline)
     request.preview = ahead is not None
     try:
@@ -87,7 +87,7 @@ def claim_rows(
     state: ClientState, consumer: ConsumerRef, batch_size: int, timeout: float | None
 ) -> Operation[tuple[ClaimHandle, RowSet]]:
     """Claims the next batch and reads nothing of it: for callers that pass on which samples they were given."""
-    request = _request(consumer, batch_size, None)
+    request = claim_request(consumer, batch_size, None)
     session, reply = yield from _granted(state, consumer, request, state.deadline(timeout, waits=True))
     state.lease_seen(reply.lease_ms)
     consumer.partition.fields_changed(reply.fields)
@@ -131,7 +131,7 @@ def _read_claimed(
     return handle, Delivery(rows, columns, holdings)
 
 
-def _request(consumer: ConsumerRef, batch_size: int | None, max_tokens: int | None) -> pb.ClaimRequest:
+def claim_request(consumer: ConsumerRef, batch_size: int | None, max_tokens: int | None) -> pb.ClaimRequest:
     """Returns the claim, without mutation and wait.
 
     Raises:

@@ -15,7 +15,7 @@ from tqclient.channel import TLS
 from tqclient.consumer import Consumer
 from tqclient.driver import Stubs, run_sync
 from tqclient.errors import ClaimTimeout, InvalidArgument, LeaseExpired, Sealed
-from tqclient.operations.claims import ClaimHandle, abandon, claim, renew, settle
+from tqclient.operations.claims import ClaimHandle, abandon, claim, claim_request, renew, settle
 from tqclient.operations.consumers import ConsumerRef, Registration
 from tqclient.operations.ranges import Ranges, wanted_ranges
 from tqclient.schema import Form
@@ -154,12 +154,14 @@ class Options:
     transform: Transform | None = None
 
     def __post_init__(self) -> None:
-        """Looks at the ranges, as far as that can be done without rows.
+        """Looks at the ranges, as far as that can be done without rows, and at the function.
 
         Raises:
-            InvalidArgument: one of them is no range.
+            InvalidArgument: one of them is none.
         """
         wanted_ranges(self.ranges)
+        if self.transform is not None and not callable(self.transform):
+            raise InvalidArgument(f"transform={self.transform!r:.80}: expected a function of a LoadedBatch")
 
 
 class StreamingDataset(IterableDataset[Any]):
@@ -188,10 +190,11 @@ class StreamingDataset(IterableDataset[Any]):
             transform: makes of a `LoadedBatch` what is yielded.
 
         Raises:
-            InvalidArgument: it is no consumer of a blocking client, or there is something in `ranges` that is no range.
+            InvalidArgument: it is no consumer of a blocking client, or claims would be refused, whatever there is.
         """
         if not isinstance(consumer, Consumer):
             raise InvalidArgument(f"consumer={consumer!r}: expected what Partition.consumer of tq.connect() returns")
+        claim_request(consumer._ref, batch_size, max_tokens)  # refuses what is out of bounds
         self.consumer = consumer
         self.options = Options(batch_size, max_tokens, ranges, transform)
 

@@ -39,11 +39,12 @@ class Fetched(NamedTuple):
 class Feed(ABC):
     """Batches in the order in which they came.
 
-    Args:
-        mover: puts values where they are wanted.
+    Attributes:
+        drained: whether `take` said that there is none any more because it is so, and not because it was stopped.
     """
 
     def __init__(self, mover: Mover) -> None:
+        """Args: `mover`: puts values where they are wanted."""
         self._mover = mover
         # `stop` may run in a finalizer, inside any holder of the lock.
         self._changed = threading.Condition(threading.RLock())
@@ -52,6 +53,7 @@ class Feed(ABC):
         self._ended = False
         self._failure: BaseException | None = None
         self._stopped = False
+        self.drained = False
 
     @abstractmethod
     def holds(self, held: Held) -> bool:
@@ -78,7 +80,7 @@ class Feed(ABC):
         """A batch was taken: there is room for one more."""
 
     def take(self) -> Fetched | None:
-        """Waits for the next batch; None: there is none any more."""
+        """Waits for the next batch; None: there is none any more, or it was stopped."""
         while True:
             fetched = self._take()
             if fetched is None:
@@ -98,6 +100,7 @@ class Feed(ABC):
                     if self._failure is not None:
                         raise self._failure
                     if self._ended or self._stopped:
+                        self.drained = not self._stopped
                         return None
                     self._changed.wait()
             finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator
 from functools import partial
@@ -78,7 +79,8 @@ class StreamingLoader:
             transform: makes of a `LoadedBatch`, still in host memory, what is yielded; picklable if there are workers.
 
         Raises:
-            InvalidArgument: out of bounds, or no range; no such device; workers for a consumer that has a topology.
+            InvalidArgument: out of bounds, no range, or no function; no such device; workers for a consumer that has a
+                topology.
         """
         self.dataset = StreamingDataset(consumer, batch_size, max_tokens=max_tokens, ranges=ranges, transform=transform)
         self.prefetch = _count("prefetch", prefetch)
@@ -200,12 +202,12 @@ class _Stream(Iterator[Any]):
         self._state = loader.dataset.consumer._state
         self._feed = feed
         self._last: list[Held] = []  # at most one; shared with the finalizer
-        self._closed = False
+        self._closed = threading.Event()
         self._finalizer = weakref.finalize(self, _forget, self._state, feed, self._last)
         self._finalizer.atexit = False
 
     def __next__(self) -> Any:
-        if self._closed:
+        if self._closed.is_set():
             raise StopIteration
         self._state.check_process()
         self._finish_last()
@@ -216,9 +218,13 @@ class _Stream(Iterator[Any]):
             raise
         if fetched is None:
             self.close()
-            self._loader._epoch_ended()
+            if self._feed.drained:  # and not closed by another thread
+                self._loader._epoch_ended()
             raise StopIteration
         self._last.append(fetched.held)
+        if self._closed.is_set():  # meanwhile, by another thread, which did not see this one
+            self.close()
+            raise StopIteration
         if isinstance(fetched.value, LoadedBatch):
             fetched.value._settle = partial(_settle, weakref.ref(self), fetched.held)
         return fetched.value
@@ -249,7 +255,7 @@ class _Stream(Iterator[Any]):
 
     def close(self) -> None:
         """Releases what is held."""
-        self._closed = True
+        self._closed.set()
         self._finalizer.detach()
         if self._state.forked:
             return  # workers, claims and connections are the parent's

@@ -66,6 +66,20 @@ def check(batch: Any) -> None:
     assert (batch.tags[1], batch.step, batch.rows) == ({"done": True}, 9, 3)
 
 
+def test_a_batch_has_all_that_any_batch_has(batch: LoadedBatch) -> None:
+    batch.verify()
+    batch.verify(["tokens", "text"])
+    for act in (lambda: batch.verify(["nonesuch"]), lambda: batch.to_buffer(fields=["nonesuch"])):
+        with pytest.raises(KeyError, match="'nonesuch' is not in this batch"):
+            act()
+    copy = LoadedBatch.from_buffer(batch.to_buffer({"extra": 1}))
+    assert (copy.extra, copy.step, copy.ids.tolist()) == ({"extra": 1}, None, [4, 5, 6])
+    copy.verify()
+    with pytest.raises(InvalidArgument, match="only a batch that a StreamingLoader yielded"):
+        copy.ack()
+    copy.close()
+
+
 def test_a_batch_reads_the_same_in_another_process(batch: LoadedBatch) -> None:
     check(batch)
     check(pickle.loads(pickle.dumps(batch)))
