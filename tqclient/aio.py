@@ -45,7 +45,7 @@ from tqclient.operations.put import put
 from tqclient.operations.ranges import Ranges
 from tqclient.operations.read import get
 from tqclient.operations.watch import Watcher
-from tqclient.permit import PermitData
+from tqclient.permit import PermitData, handle_of
 from tqclient.policy import Policy, SamplesPerInsert
 from tqclient.samplers import Sampler
 from tqclient.spec import Spec
@@ -265,8 +265,7 @@ class Partition:
     ) -> NDArray[np.int64]:
         """Puts samples, or adds fields to samples that exist. The values must not change until it is done."""
         arguments = RowArguments(ids, keys, groups, weight_version, tags, upsert)
-        handle = None if permit is None else permit._handle
-        return await self._client._run(put(self._state, self._ref, values, arguments, timeout, handle))
+        return await self._client._run(put(self._state, self._ref, values, arguments, timeout, handle_of(permit)))
 
     def allocate(
         self,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeGuard
 
 import msgpack
 import numpy as np
@@ -20,6 +21,11 @@ Tags: TypeAlias = "Mapping[str, bool | int | float | str | bytes | None]"
 WeightVersion: TypeAlias = "int | tuple[int, int] | Sequence[int | tuple[int, int] | None] | NDArray[np.integer[Any]]"
 
 NO_VERSION: Final = -1
+_ID_MAX: Final = (1 << 63) - 1
+_NOT_SEVERAL: Final = (str, bytes, bytearray, memoryview, Mapping)
+"""What can be iterated over, and is one thing all the same."""
+_PLAIN_KINDS: Final = "biufcSU"
+"""Of numpy's dtypes: those whose scalars are Python values."""
 
 
 def row_ids(ids: Any, *, what: str = "ids", rows: int | None = None) -> NDArray[np.int64]:
@@ -30,15 +36,58 @@ def row_ids(ids: Any, *, what: str = "ids", rows: int | None = None) -> NDArray[
         what: name of the argument.
         rows: how many there must be.
     """
-    try:
-        array = np.asarray(list(ids) if isinstance(ids, Iterable) and not hasattr(ids, "__array__") else ids)
-    except (TypeError, ValueError):
-        raise InvalidArgument(f"{what}: expected integers, one per row") from None
+    array = _integers(ids)
+    if array is None:
+        raise InvalidArgument(f"{what}: expected integers, one per row, not {ids!r:.80}")
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise InvalidArgument(f"{what}: expected integers [rows], got {array.dtype} with shape {array.shape}")
+    if array.dtype == np.uint64 and array.size and array.max() > _ID_MAX:
+        row = int(array.argmax())
+        raise InvalidArgument(f"{what}[{row}]={array[row]}: ids are below 2**63", rows=[row])
     if rows is not None and len(array) != rows:
         raise InvalidArgument(f"{what}: {len(array)} of them for {rows} rows")
     return array.astype(np.int64)
+
+
+def _integers(ids: Any) -> NDArray[Any] | None:
+    """Returns an array; None of what is no several things, or of what would become an integer."""
+    if not isinstance(ids, Iterable) or isinstance(ids, _NOT_SEVERAL):
+        return None
+    values = ids if hasattr(ids, "__array__") else list(ids)
+    if isinstance(values, list) and not {bool, np.bool_}.isdisjoint(map(type, values)):
+        return None
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError, RuntimeError):  # what numpy and torch say of what is no array
+        return None
+
+
+def int_of(value: object, *, what: str, least: int, most: int) -> int:
+    """Returns an int within bounds, of Python's or numpy's."""
+    if not is_int(value) or not least <= value <= most:
+        raise InvalidArgument(f"{what}={value!r:.80}: expected an int from {least} to {most}")
+    return int(value)
+
+
+def is_int(value: object) -> TypeGuard[int | np.integer[Any]]:
+    """Whether it is an int of Python's or numpy's: to these, a bool and a span of time are ints as well."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool | np.timedelta64)
+
+
+def flag(value: object, *, what: str) -> bool:
+    """Returns a bool; nothing else is true or false."""
+    if not isinstance(value, bool | np.bool_):
+        raise InvalidArgument(f"{what}={value!r:.80}: expected True or False")
+    return bool(value)
+
+
+def text_of(value: object, *, what: str) -> str:
+    """Returns a str that UTF-8 has."""
+    if isinstance(value, str):
+        with suppress(UnicodeEncodeError):  # a lone surrogate
+            value.encode()
+            return value
+    raise InvalidArgument(f"{what}={value!r:.80}: expected a str of UTF-8")
 
 
 def name_of(name: object, *, what: str) -> str:
@@ -51,11 +100,19 @@ def name_of(name: object, *, what: str) -> str:
     raise InvalidArgument(f"{what}={name!r:.80}: expected a str of 1 to {limits.NAME_BYTES_MAX} bytes of UTF-8")
 
 
-def names_of(names: Iterable[str], *, what: str) -> list[str]:
+def names_of(names: Any, *, what: str) -> list[str]:
     """Returns several names; one string is not several names."""
-    if isinstance(names, str):
-        raise InvalidArgument(f"{what}={names!r}: give a list of names")
-    return [name_of(name, what=f"{what}[{index}]") for index, name in enumerate(names)]
+    listed = items_of(names)
+    if listed is None:
+        raise InvalidArgument(f"{what}={names!r:.80}: give a list of names")
+    return [name_of(name, what=f"{what}[{index}]") for index, name in enumerate(listed)]
+
+
+def mapping_of(values: object, *, what: str) -> dict[Any, Any]:
+    """Returns a mapping as a dict."""
+    if not isinstance(values, Mapping):
+        raise InvalidArgument(f"{what}={values!r:.80}: expected a mapping")
+    return dict(values)
 
 
 def pack_keys(keys: Sequence[str | None], rows: int | None = None) -> Packed:
@@ -82,11 +139,19 @@ def pack_groups(groups: Sequence[Group | None], rows: int | None = None) -> Pack
     return pack_blobs(_group(group, row) for row, group in enumerate(_one_per_row(groups, "groups", rows)))
 
 
+def pack_lookup_groups(groups: Sequence[Group]) -> Packed:
+    """Packs groups to look up; repetitions are allowed."""
+    values = _one_per_row(groups, "groups", None)
+    for row, group in enumerate(values):
+        if group is None:
+            raise InvalidArgument(f"groups[{row}]=None: expected str, int or bytes", rows=[row])
+    return pack_groups(values)
+
+
 def _group(group: object, row: int) -> bytes:
     if group is None:
         return b""
-    if isinstance(group, np.generic):
-        group = group.item()
+    group = _plain(group)
     if isinstance(group, bool) or not isinstance(group, str | int | bytes):
         raise InvalidArgument(f"groups[{row}]={group!r}: expected str, int, bytes or None", rows=[row])
     try:
@@ -119,15 +184,15 @@ def tags_filter(tags: Tags, *, what: str = "tags") -> bytes:
 
 def _tags(tags: object, path: str, rows: list[int], deletes: bool) -> bytes:
     if not isinstance(tags, Mapping):
-        raise InvalidArgument(f"{path}={tags!r}: expected a mapping", rows=rows)
+        raise InvalidArgument(f"{path}={tags!r:.80}: expected a mapping", rows=rows)
     if not tags:
         return b""
     plain = {}
     for name, value in tags.items():
         name_of(name, what=f"{path} name")
-        plain[name] = value.item() if isinstance(value, np.generic) else value
+        plain[name] = _plain(value)
         if not isinstance(plain[name], bool | int | float | str | bytes) and not (deletes and value is None):
-            raise InvalidArgument(f"{path}[{name!r}]={value!r}: expected bool, int, float, str or bytes", rows=rows)
+            raise InvalidArgument(f"{path}[{name!r}]={value!r:.80}: expected bool, int, float, str or bytes", rows=rows)
     try:
         packed: bytes = msgpack.packb(plain)
     except (OverflowError, UnicodeEncodeError) as error:
@@ -138,14 +203,38 @@ def _tags(tags: object, path: str, rows: list[int], deletes: bool) -> bytes:
 
 
 def _one_per_row(values: Any, what: str, rows: int | None) -> list[Any]:
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-        raise InvalidArgument(f"{what}={values!r}: expected one per row")
-    listed = values.tolist() if hasattr(values, "tolist") else list(values)  # arrays and tensors give Python numbers
-    if not isinstance(listed, list):
-        raise InvalidArgument(f"{what}={values!r}: expected one per row")
+    listed = items_of(values)
+    if listed is None:
+        raise InvalidArgument(f"{what}={values!r:.80}: expected one per row")
     if rows is not None and len(listed) != rows:
         raise InvalidArgument(f"{what}: {len(listed)} of them for {rows} rows")
     return listed
+
+
+def items_of(values: Any) -> list[Any] | None:
+    """Returns the items of a list, an array or another iterable; None of what is not several things."""
+    if not isinstance(values, Iterable) or isinstance(values, _NOT_SEVERAL):
+        return None
+    if not hasattr(values, "tolist"):
+        return list(values)
+    if isinstance(values, np.ndarray) and values.dtype.kind not in _PLAIN_KINDS + "O":
+        return None
+    try:
+        listed = values.tolist()  # arrays and tensors give Python numbers
+    except RuntimeError:  # a tensor without values
+        return None
+    return listed if isinstance(listed, list) else None
+
+
+def pair_of(value: Any) -> tuple[Any, Any] | None:
+    """Returns the two items of a tuple, a list or an array; None of anything else."""
+    is_row = isinstance(value, tuple | list) or (isinstance(value, np.ndarray) and value.ndim == 1)
+    return (value[0], value[1]) if is_row and len(value) == 2 else None
+
+
+def _plain(value: Any) -> Any:
+    """Returns a Python value for one of numpy's, unless it would be another: times would be ints."""
+    return value.item() if isinstance(value, np.generic) and value.dtype.kind in _PLAIN_KINDS else value
 
 
 def pack_versions(version: WeightVersion, rows: int) -> tuple[bytes, bytes]:
@@ -171,12 +260,12 @@ def pack_versions(version: WeightVersion, rows: int) -> tuple[bytes, bytes]:
 def _span(value: Any, path: str, rows: list[int]) -> tuple[int, int]:
     if value is None:
         return NO_VERSION, NO_VERSION
-    ends = tuple(value) if isinstance(value, tuple | list | np.ndarray) and np.ndim(value) == 1 else (value, value)
-    if len(ends) != 2 or any(isinstance(end, bool) or not isinstance(end, int | np.integer) for end in ends):
-        raise InvalidArgument(f"{path}={value!r}: expected an int or a pair (min, max)", rows=rows)
+    ends = pair_of(value) or (value, value)
+    if not all(map(is_int, ends)):
+        raise InvalidArgument(f"{path}={value!r:.80}: expected an int or a pair (min, max)", rows=rows)
     low, high = int(ends[0]), int(ends[1])
     if not 0 <= low <= high < 1 << 63:
-        raise InvalidArgument(f"{path}={value!r}: expected 0 <= min <= max < 2**63", rows=rows)
+        raise InvalidArgument(f"{path}={value!r:.80}: expected 0 <= min <= max < 2**63", rows=rows)
     return low, high
 
 
@@ -203,7 +292,7 @@ class RowArguments:
         Returns:
             Fields of a CommitRequest.
         """
-        wire: dict[str, Any] = {"rows": rows, "upsert": bool(self.upsert)}
+        wire: dict[str, Any] = {"rows": rows, "upsert": flag(self.upsert, what="upsert")}
         if self.ids is not None:
             if self.keys is not None:
                 raise InvalidArgument("keys are given with new samples; samples that exist (ids=...) keep their keys")

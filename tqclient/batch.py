@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tqclient.arguments import names_of
 from tqclient.codec import Column
 from tqclient.codec.buffers import rows_of, tensor_over
 from tqclient.errors import InvalidArgument
@@ -125,7 +126,7 @@ class BatchData:
         try:
             return self._values[field]
         except KeyError:
-            raise KeyError(f"{field!r} is not in this batch; it has {', '.join(map(repr, self._values))}") from None
+            raise self._missing(field) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -169,9 +170,16 @@ class BatchData:
             raise InvalidArgument(f"field {field!r}: {error.message}") from None
 
     def _column(self, field: str) -> Any:
-        if field not in self._columns:
-            return self[field]  # raises what a missing field raises
+        if not isinstance(field, str) or field not in self._columns:
+            raise self._missing(field)
         return self._columns[field]
+
+    def _missing(self, field: object) -> KeyError:
+        return KeyError(f"{field!r:.80} is not in this batch; it has {', '.join(map(repr, self._values))}")
+
+    def _chosen(self, fields: Sequence[str] | None) -> dict[str, Column]:
+        names = self.fields if fields is None else names_of(fields, what="fields")
+        return {field: self._column(field) for field in names}
 
     def to_tensordict(self) -> Any:
         """Returns a TensorDict of the batch, which shares its memory.
@@ -195,11 +203,11 @@ class BatchData:
 
         Raises:
             UnsupportedValue: `extra` holds what the block format cannot carry.
+            KeyError: the batch has no such field.
         """
         from tqclient import flat
 
-        columns = self._columns if fields is None else {field: self._column(field) for field in fields}
-        return flat.pack(self._rows, columns, extra)
+        return flat.pack(self._rows, self._chosen(fields), extra)
 
     @classmethod
     def from_buffer(cls: type[BatchT], buffer: Any) -> BatchT:
@@ -240,8 +248,7 @@ class BatchData:
         """
         if not self._finalizer.alive:
             raise InvalidArgument("the batch is closed or settled: verify views before that")
-        for field in self.fields if fields is None else fields:
-            self._column(field)
+        for field in self._chosen(fields):
             check = self._holdings.checks.get(field)
             if check is not None:
                 check()

@@ -49,6 +49,9 @@ class TLS:
     key: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
+        for name, file in (("ca", self.ca), ("cert", self.cert), ("key", self.key)):
+            if file is not None and not isinstance(file, str | os.PathLike):
+                raise InvalidArgument(f"TLS: {name}={file!r:.80}: expected the path of a file")
         if (self.cert is None) != (self.key is None):
             raise InvalidArgument("TLS(cert=..., key=...) go together; one of them is missing")
 
@@ -66,7 +69,7 @@ class TLS:
         """
         try:
             ca, cert, key = (Path(file).read_bytes() if file else None for file in (self.ca, self.cert, self.key))
-        except OSError as error:
+        except (OSError, ValueError, TypeError) as error:  # the last two of what is no path
             raise InvalidArgument(f"TLS: {error}") from None
         return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient import lane, limits
+from tqclient.arguments import text_of
 from tqclient.channel import TLS, Access, Channels
 from tqclient.codec import allocate
 from tqclient.counters import Traffic
@@ -54,13 +55,16 @@ class Connection:
         tls: TLS | str | os.PathLike[str] | None,
         timeout: float,
     ) -> None:
-        address = address or os.environ.get("TQ_CONTROLLER")
+        address = _given(address, "address") or os.environ.get("TQ_CONTROLLER")
         if not address:
             raise InvalidArgument("no controller: pass its address, tq.connect('host:7700'), or set TQ_CONTROLLER")
-        prefer = check_name(transport)
+        prefer = check_name(text_of(transport, what="transport"))
         if isinstance(tls, str | os.PathLike):
             tls = TLS(ca=tls)
-        self.access = Access(address, token or os.environ.get("TQ_TOKEN"), tls or TLS.from_environment())
+        if tls is not None and not isinstance(tls, TLS):
+            raise InvalidArgument(f"tls={tls!r:.80}: expected a tq.TLS, or the path of the CA's certificate")
+        token = _given(token, "token") or os.environ.get("TQ_TOKEN")
+        self.access = Access(address, token, tls or TLS.from_environment())
         self.channels = channels = Channels(address, self.access.channel, lane=lane.Lane if lane.ENABLED else None)
         self.transport = prefer
         self.required = prefer != "auto"
@@ -99,6 +103,10 @@ class Connection:
             self.state.paths.close()
             for channel in self.channels.take_all():
                 channel.close()
+
+
+def _given(text: str | None, what: str) -> str | None:
+    return None if text is None else text_of(text, what=what)
 
 
 def connect(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tqclient.codec import ALIGN, Column, Layout, Part, Plan, Records, allocate, measure, read_column, share_offsets
 from tqclient.codec.header import Header
 from tqclient.codec.kinds.struct import StructColumn
+from tqclient.codec.values import measure_value
 from tqclient.errors import CorruptBlock, InvalidArgument
 from tqclient.rows import RowSet
 
@@ -30,7 +31,7 @@ def pack(rows: RowSet, columns: Mapping[str, Column], extra: Any) -> torch.Tenso
         UnsupportedValue: `extra` holds what the block format cannot carry exactly.
     """
     facts = {"extra": extra, "fields": len(columns), **{name: getattr(rows, name) for name in _ROW_FACTS}}
-    plans = [measure({_FACTS: Records([facts])})]
+    plans = [measure_value(_FACTS, facts, "to_buffer")]
     if columns:
         plans.append(measure({name: _again(column) for name, column in columns.items()}, rows=len(rows.ids)))
     target = allocate(sum(plan.size_bytes for plan in plans))
@@ -99,7 +100,7 @@ def _cut(data: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
 
 def _bytes_of(buffer: Any) -> NDArray[np.uint8]:
-    if isinstance(buffer, torch.Tensor):
+    if isinstance(buffer, torch.Tensor) and buffer.dtype == torch.uint8 and not buffer.is_meta:
         buffer = buffer.detach().cpu().numpy()
     if not isinstance(buffer, np.ndarray) or buffer.dtype != np.uint8 or buffer.ndim != 1:
         raise InvalidArgument("from_buffer: expected a tensor or an array, uint8 [bytes]")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tqclient.arguments import Group, RowArguments, Tags, WeightVersion
 from tqclient.changes import Change
 from tqclient.consumer import Batch, Consumer
+from tqclient.errors import InvalidArgument
 from tqclient.info import PartitionInfo, PartitionRef
 from tqclient.operations import partitions, permits
 from tqclient.operations.allocate import allocate
@@ -19,7 +20,7 @@ from tqclient.operations.put import put
 from tqclient.operations.ranges import Ranges
 from tqclient.operations.read import get
 from tqclient.operations.watch import Watcher
-from tqclient.permit import Permit, PermitData
+from tqclient.permit import Permit, PermitData, handle_of
 from tqclient.producer import Producer
 from tqclient.samplers import Sampler
 from tqclient.spec import Spec
@@ -59,7 +60,10 @@ class Metadata(MutableMapping[str, Any]):
 
     def update(self, values: Any = (), /, **more: Any) -> None:
         """Sets several values at once: a reader sees all of them or none."""
-        chosen = {**dict(values), **more}
+        try:
+            chosen = dict(values, **more)
+        except (TypeError, ValueError, RuntimeError):  # the last one is torch's
+            raise InvalidArgument(f"metadata={values!r:.80}: expected a mapping, or pairs of name and value") from None
         self._client._run(partitions.change_metadata(self._client._state, self._ref, chosen, (), self._shard))
 
     def to_dict(self) -> dict[str, Any]:
@@ -169,8 +173,7 @@ class Partition:
                 given again without putting twice.
         """
         arguments = RowArguments(ids, keys, groups, weight_version, tags, upsert)
-        handle = None if permit is None else permit._handle
-        return self._client._run(put(self._state, self._ref, values, arguments, timeout, handle))
+        return self._client._run(put(self._state, self._ref, values, arguments, timeout, handle_of(permit)))
 
     def allocate(
         self,

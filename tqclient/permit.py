@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from tqclient.errors import InvalidArgument
 from tqclient.operations import permits
 from tqclient.operations.permits import PermitHandle
 
@@ -32,6 +33,13 @@ class PermitData:
     def __repr__(self) -> str:
         state = ", returned" if self._handle.returned else ""
         return f"<Permit for {self.samples} samples of {self._handle.partition.name!r}, version {self.version}{state}>"
+
+
+def handle_of(permit: object) -> PermitHandle | None:
+    """Returns the handle of what `put` was given as a permit; None of none."""
+    if permit is None or isinstance(permit, PermitData):
+        return None if permit is None else permit._handle
+    raise InvalidArgument(f"permit={permit!r:.80}: expected what Partition.permit returns")
 
 
 class Permit(PermitData):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import dataclass
 from typing import Any, Final
 
 from tqclient import limits
+from tqclient.arguments import flag, int_of
 from tqclient.errors import InvalidArgument
 from tqclient.sizes import size_bytes
 from tqclient.wire.v1 import controller_pb2 as pb
 
 LEASE_MIN: Final = 0.1
 """Seconds; a shorter lease would be lost to a busy machine's scheduling alone."""
+NUMBER_MAX: Final = (1 << 32) - 1
+COUNT_MAX: Final = (1 << 63) - 1
+"""What the wire has room for: of versions and attempts, and of samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,7 @@ class SamplesPerInsert:
     def __post_init__(self) -> None:
         if not _is_number(self.ratio) or not self.ratio > 0:
             raise InvalidArgument(f"samples_per_insert: ratio={self.ratio!r}: expected a number above 0")
-        if isinstance(self.min_samples, bool) or not isinstance(self.min_samples, int) or self.min_samples < 1:
-            raise InvalidArgument(f"samples_per_insert: min_samples={self.min_samples!r}: expected an int, 1 or more")
+        int_of(self.min_samples, what="samples_per_insert: min_samples", least=1, most=COUNT_MAX)
         if self.error_buffer is not None:
             least = max(1.0, self.ratio)
             if not _is_number(self.error_buffer) or self.error_buffer < least:
@@ -59,11 +62,11 @@ class SamplesPerInsert:
         """`error_buffer`, or its default."""
         if self.error_buffer is not None:
             return float(self.error_buffer)
-        return max(2.0 * max(1.0, self.ratio), self.ratio * self.min_samples)
+        return max(2.0 * max(1.0, self.ratio), float(self.ratio) * self.min_samples)
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +120,14 @@ class Policy:
         Raises:
             InvalidArgument: out of bounds, or rules that contradict each other.
         """
-        if isinstance(replicas, bool) or not isinstance(replicas, int) or not 1 <= replicas <= limits.REPLICAS_MAX:
-            raise InvalidArgument(f"replicas={replicas!r}: expected an int from 1 to {limits.REPLICAS_MAX}")
-        for name, value, least in (
-            ("max_staleness", max_staleness, 0),
-            ("capacity_samples", capacity_samples, 1),
-            ("capacity_versions", capacity_versions, 1),
-            ("samples_per_version", samples_per_version, 1),
-            ("max_attempts", max_attempts, 1),
+        for name, value, least, most in (
+            ("max_staleness", max_staleness, 0, NUMBER_MAX),
+            ("capacity_samples", capacity_samples, 1, COUNT_MAX),
+            ("capacity_versions", capacity_versions, 1, COUNT_MAX),
+            ("samples_per_version", samples_per_version, 1, COUNT_MAX),
         ):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise InvalidArgument(f"{name}={value!r}: expected an int, {least} or more")
+            if value is not None:
+                int_of(value, what=name, least=least, most=most)
         _check_staleness(staleness, max_staleness, samples_per_version)
         if isinstance(lease, bool) or not isinstance(lease, int | float) or not LEASE_MIN <= lease <= 24 * 3600:
             raise InvalidArgument(f"lease={lease!r}: expected seconds, from {LEASE_MIN} to a day")
@@ -138,13 +138,13 @@ class Policy:
             staleness=staleness,
             capacity_samples=capacity_samples,
             capacity_bytes=None if capacity_bytes is None else size_bytes(capacity_bytes, what="capacity_bytes"),
-            replicas=replicas,
-            max_attempts=max_attempts,
+            replicas=int_of(replicas, what="replicas", least=1, most=limits.REPLICAS_MAX),
+            max_attempts=int_of(max_attempts, what="max_attempts", least=1, most=NUMBER_MAX),
             lease=float(lease),
             capacity_versions=capacity_versions,
             samples_per_version=samples_per_version,
             samples_per_insert=samples_per_insert,
-            keep=bool(keep),
+            keep=flag(keep, what="keep"),
         )
 
     def to_wire(self) -> pb.Policy:
@@ -194,7 +194,7 @@ class Policy:
 
 
 def _check_staleness(staleness: str, max_staleness: int | None, samples_per_version: int | None) -> None:
-    if staleness not in ("drop", "wait"):
+    if not isinstance(staleness, str) or staleness not in ("drop", "wait"):
         raise InvalidArgument(f"staleness={staleness!r}: expected 'drop' or 'wait'")
     if staleness == "drop" and samples_per_version is not None:
         raise InvalidArgument("samples_per_version: only with staleness='wait', which holds puts back by it")

@@ -10,7 +10,7 @@ from tqclient.errors import InvalidArgument
 _UNITS: Final = {"": 1, "b": 1}
 _UNITS.update({f"{letter}ib": 1 << 10 * power for power, letter in enumerate("kmgt", start=1)})
 _UNITS.update({f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)})
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
+_SIZE: Final = re.compile(r"(\d{1,30}(?:\.\d{1,30})?)\s*([a-z]*)", re.IGNORECASE)
 
 
 def size_bytes(size: int | str, *, what: str) -> int:
@@ -31,6 +31,6 @@ def size_bytes(size: int | str, *, what: str) -> int:
         exact = float(match[1]) * factor if "." in match[1] else int(match[1]) * factor
     else:
         exact = size
-    if isinstance(exact, bool) or not isinstance(exact, int | float) or exact != int(exact) or exact <= 0:
-        raise InvalidArgument(f"{what}={size!r}: give a whole number of bytes above 0")
+    if isinstance(exact, bool) or not isinstance(exact, int | float) or not 0 < exact < 1 << 63 or exact != int(exact):
+        raise InvalidArgument(f"{what}={size!r:.80}: give a whole number of bytes above 0 and below 2**63")
     return int(exact)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from tqclient import limits
-from tqclient.codec.dtypes import UnknownDtype, torch_dtype
+from tqclient.codec.dtypes import UnknownDtype, torch_dtype, torch_name
 from tqclient.codec.normalise import Joined
 from tqclient.errors import InvalidArgument
 
@@ -51,10 +51,12 @@ def _columns(spec: Any, rows: int, prefix: str) -> dict[str, Any]:
 
 def _column(path: str, dtype: Any, shapes: Any, rows: int) -> Any:
     try:
-        kind = dtype if isinstance(dtype, torch.dtype) else torch_dtype(dtype)
+        kind = torch_dtype(torch_name(dtype) if isinstance(dtype, torch.dtype) else dtype)
     except (UnknownDtype, TypeError):
-        raise InvalidArgument(f"field {path!r}: {dtype!r} is no dtype of torch; say 'float32', for one") from None
-    if not isinstance(shapes, Sequence) or isinstance(shapes, str):
+        raise InvalidArgument(
+            f"field {path!r}: {dtype!r:.80} is no dtype of torch that can be carried; say 'float32', for one"
+        ) from None
+    if not isinstance(shapes, Sequence) or isinstance(shapes, str | bytes):
         raise InvalidArgument(f"field {path!r}: expected a shape, or one for each row, not {shapes!r:.80}")
     if not shapes or not isinstance(shapes[0], Sequence):
         return _blank(path, kind, (rows, *_shape(path, shapes)))
@@ -82,8 +84,10 @@ def _shapes(path: str, shapes: Sequence[Any]) -> list[tuple[int, ...]]:
 
 
 def _shape(path: str, shape: Any) -> tuple[int, ...]:
-    if not isinstance(shape, Sequence) or any(
-        isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in shape
+    if (
+        not isinstance(shape, Sequence)
+        or isinstance(shape, str | bytes)
+        or any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in shape)
     ):
         raise InvalidArgument(f"field {path!r}: {shape!r:.80} is no shape: expected ints of at least 0")
     return tuple(shape)

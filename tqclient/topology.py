@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from tqclient import limits
+from tqclient.arguments import flag, mapping_of
 from tqclient.errors import InvalidArgument, TopologyMismatch
 from tqclient.wire.v1 import controller_pb2
 
@@ -27,7 +28,7 @@ _AXES: Final = ("tp", "cp", "dp", "pp")  # the fastest first
 
 def _size(value: object, what: str, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= limits.RANKS_MAX:
-        raise InvalidArgument(f"{what}={value!r}: expected an int from {least} to {limits.RANKS_MAX}")
+        raise InvalidArgument(f"{what}={value!r:.80}: expected an int from {least} to {limits.RANKS_MAX}")
     return value
 
 
@@ -69,6 +70,7 @@ class Topology:
         for name in (*_AXES, "ep"):
             _size(getattr(self, name), f"Topology: {name}")
         _size(self.size, "Topology: dp × tp × pp × cp")
+        flag(self.leader_acks, what="Topology: leader_acks")
         self._check_world()
         if self.stage_size % self.ep:
             raise TopologyMismatch(
@@ -92,7 +94,7 @@ class Topology:
             raise InvalidArgument(f"Topology of {self.size} ranks: give the rank of this process, or its coordinates")
         if self.rank is not None and _size(self.rank, "Topology: rank", 0) >= self.size:
             raise TopologyMismatch(f"rank {self.rank} lies outside the {self.size} ranks of {self._sizes()}")
-        given = {} if self.coordinates is None else self.coordinates
+        given = {} if self.coordinates is None else mapping_of(self.coordinates, what="Topology: coordinates")
         unknown = sorted(map(str, given.keys() - set(_AXES)))
         if unknown:
             raise InvalidArgument(f"Topology: coordinates are named {', '.join(_AXES)}, not {', '.join(unknown)}")
@@ -252,6 +254,7 @@ def plan_replicas(
     sizes = {"gpus_per_node": gpus_per_node, "nodes": nodes, "tp": tp, "pp": pp, "ep": ep}
     for name, value in sizes.items():
         _size(value, f"plan_replicas: {name}")
+    flag(independent, what="plan_replicas: independent")
     total = gpus_per_node * nodes
     why = _obstacle(gpus_per_node, nodes, tp, pp, ep, independent)
     if why is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,6 +31,14 @@ class Records:
     __slots__ = ("values",)
 
     def __init__(self, values: Sequence[Any]) -> None:
+        """Makes a list of the values.
+
+        Raises:
+            InvalidArgument: they are not several.
+        """
+        several = isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping)
+        if not several or getattr(values, "ndim", 1) == 0:
+            raise InvalidArgument(f"Records: expected one value per row, not {values!r:.80}")
         self.values = list(values)
 
     def __len__(self) -> int:
@@ -62,7 +70,10 @@ class Shared:
         Raises:
             InvalidArgument: the index is not one-dimensional, or not of integers from 0 on.
         """
-        chosen = np.asarray(index.cpu() if isinstance(index, torch.Tensor) else index)
+        try:
+            chosen = np.asarray(index.cpu() if isinstance(index, torch.Tensor) else index)
+        except (TypeError, ValueError, RuntimeError) as error:  # what numpy and torch say of what is no array
+            raise InvalidArgument(f"Shared: index is int [rows], not {index!r:.80}: {error!s:.80}") from None
         if chosen.size == 0 and chosen.dtype.kind == "f" and isinstance(index, (list, tuple)):
             chosen = chosen.astype(np.int64)
         if chosen.ndim != 1 or chosen.dtype.kind not in "iu":

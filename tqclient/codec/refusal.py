@@ -57,6 +57,14 @@ class RowPath:
         return self.head + self.tail
 
 
+class ValuePath(RowPath):
+    """Where the only value of a column stands."""
+
+    def at(self, row: int) -> str:
+        """The path of the value."""
+        return str(self)
+
+
 def check_tensor(tensor: torch.Tensor) -> None:
     """Checks that a tensor other than a NestedTensor can be carried.
 

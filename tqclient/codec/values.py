@@ -8,23 +8,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqclient.codec import buffers
+from tqclient.codec.kinds import record
 from tqclient.codec.kinds.base import Column
 from tqclient.codec.layout import Layout
-from tqclient.codec.normalise import Records
-from tqclient.codec.plan import measure
+from tqclient.codec.plan import Plan
 from tqclient.codec.reading import Part, read_column
+from tqclient.codec.refusal import ValuePath
 from tqclient.errors import CorruptBlock, InvalidArgument
 
 _FIELD: Final = "value"
 
 
-def dumps(value: Any, *, allow_pickle: bool = False) -> bytes:
+def measure_value(name: str, value: Any, path: str, *, allow_pickle: bool = False) -> Plan:
+    """Plans a block of one row, with a list column of that name.
+
+    Raises:
+        UnsupportedValue: it would not come back as it is; the offender's path begins with `path`.
+    """
+    return Plan({name: record.encode([value], ValuePath(path), 0, allow_pickle=allow_pickle)}, 1)
+
+
+def dumps(value: Any, *, path: str = _FIELD, allow_pickle: bool = False) -> bytes:
     """One value as bytes: a block of one row.
 
     Raises:
-        UnsupportedValue: it would not come back as it is, with the path of the offender.
+        UnsupportedValue: it would not come back as it is; the offender's path begins with `path`.
     """
-    plan = measure({_FIELD: Records([value])}, allow_pickle=allow_pickle)
+    plan = measure_value(_FIELD, value, path, allow_pickle=allow_pickle)
     target = buffers.allocate(plan.size_bytes)
     plan.write(target)
     return target.tobytes()

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-import numpy as np
-
 from tqclient import limits
-from tqclient.arguments import row_ids
+from tqclient.arguments import flag, int_of, row_ids
 from tqclient.errors import ClaimTimeout, CorruptBlock, InvalidArgument, LeaseExpired, TQError
 from tqclient.info import PartitionRef
 from tqclient.operations.ahead import ReadAhead, read_ahead
@@ -66,6 +64,7 @@ def claim(
     deadline = state.deadline(timeout, waits=True)
     wanted = wanted_ranges(ranges)
     check_ranges(wanted, consumer.partition, consumer.fields)
+    copy = flag(copy, what="copy")
     request = claim_request(consumer, batch_size, max_tokens)
     ahead = read_ahead(state, consumer, request, wanted, copy, deadline)
     request.preview = ahead is not None
@@ -148,23 +147,15 @@ def claim_request(consumer: ConsumerRef, batch_size: int | None, max_tokens: int
         runs=True,
     )
     if batch_size is not None:
-        request.batch_size = _checked("batch_size", batch_size, limits.ROWS_PER_CLAIM_MAX)
+        request.batch_size = int_of(batch_size, what="batch_size", least=1, most=limits.ROWS_PER_CLAIM_MAX)
     if max_tokens is not None:
         if not consumer.token_field:
             raise InvalidArgument(f"{consumer.label}: max_tokens needs to know of what: give the consumer token_field=")
-        request.max_tokens = _checked("max_tokens", max_tokens, TOKENS_MAX)
+        request.max_tokens = int_of(max_tokens, what="max_tokens", least=1, most=TOKENS_MAX)
         request.token_field = consumer.token_field
     if consumer.topology is not None:
         request.topology.CopyFrom(consumer.topology.to_wire())
     return request
-
-
-def _checked(what: str, value: object, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise InvalidArgument(f"{what}={value!r}: expected an int")
-    if not 1 <= value <= most:
-        raise InvalidArgument(f"{what}={value}: expected 1 to {most}")
-    return int(value)
 
 
 def _granted(

@@ -71,14 +71,14 @@ class ConsumerRef:
         Raises:
             InvalidArgument: out of bounds.
         """
-        if fields is not None and not isinstance(fields, str) and not list(fields):
+        chosen = () if fields is None else tuple(names_of(fields, what="fields"))
+        if fields is not None and not chosen:
             raise InvalidArgument("fields=[] asks for nothing; None means every field of the partition")
         sampler = Fifo() if sampler is None else sampler
         if not isinstance(sampler, Sampler):
             raise InvalidArgument(f"sampler={sampler!r}: expected a sampler such as tq.Fifo()")
         if topology is not None and not isinstance(topology, Topology):
             raise InvalidArgument(f"topology={topology!r}: expected a tq.Topology")
-        chosen = () if fields is None else tuple(names_of(fields, what="fields"))
         if len(set(chosen)) != len(chosen):
             raise InvalidArgument(f"fields={list(chosen)!r} names a field twice")
         if token_field is None:

@@ -78,7 +78,7 @@ class Deadline:
     def __init__(self, timeout: float, clock: Callable[[], float], *, waits: bool = False) -> None:
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
             raise InvalidArgument(f"timeout={timeout!r}: give seconds, 0 or more; None is the client's default")
-        self.timeout = min(float(timeout), limits.WAIT_MAX_MS / 1000)
+        self.timeout = float(min(timeout, limits.WAIT_MAX_MS / 1000))
         self._clock = clock
         start = clock()
         self._wait_end = start + self.timeout - min(WAIT_MARGIN, self.timeout / 10)

@@ -12,13 +12,17 @@ from tqclient import limits
 from tqclient.arguments import (
     Group,
     Tags,
+    flag,
+    int_of,
+    mapping_of,
     name_of,
     names_of,
-    pack_groups,
+    pack_lookup_groups,
     pack_lookup_keys,
     pack_tags,
     row_ids,
     tags_filter,
+    text_of,
 )
 from tqclient.codec import dumps, loads
 from tqclient.errors import InvalidArgument
@@ -42,12 +46,12 @@ def create_partition(
 ) -> Operation[PartitionRef]:
     """Makes a partition, or finds it when it exists and `exist_ok`."""
     deadline = state.deadline(timeout)
-    values = dict(metadata or {})
+    values = {} if metadata is None else mapping_of(metadata, what="metadata")
     request = pb.CreatePartitionRequest(
         name=name_of(name, what="name"),
         consumers=names_of(consumers, what="consumers"),
         policy=policy.to_wire(),
-        exist_ok=bool(exist_ok),
+        exist_ok=flag(exist_ok, what="exist_ok"),
         metadata=(yield Work(lambda: _encode_metadata(values))),
     )
     reply = yield from mutate(state, deadline, "CreatePartition", request)
@@ -63,7 +67,7 @@ def find_partition(state: ClientState, name: str, timeout: float | None = None) 
 
 def list_partitions(state: ClientState, prefix: str, timeout: float | None = None) -> Operation[list[PartitionInfo]]:
     """Describes every partition whose name begins with `prefix`."""
-    request = pb.ListPartitionsRequest(prefix=prefix)
+    request = pb.ListPartitionsRequest(prefix=text_of(prefix, what="prefix"))
     reply = yield from call(CONTROLLER, "ListPartitions", request, state.deadline(timeout), state.rng)
     return [PartitionInfo.from_wire(partition) for partition in reply.partitions]
 
@@ -102,9 +106,8 @@ def seal(state: ClientState, ref: PartitionRef, timeout: float | None = None) ->
 
 def set_version(state: ClientState, ref: PartitionRef, version: int, timeout: float | None = None) -> Operation[None]:
     """Sets the partition's current weight version."""
-    if isinstance(version, bool) or not isinstance(version, int | np.integer) or not 0 <= version < 1 << 63:
-        raise InvalidArgument(f"version={version!r}: expected an int, 0 or more")
-    request = pb.SetVersionRequest(partition_id=ref.partition_id, version=int(version))
+    checked = int_of(version, what="version", least=0, most=(1 << 63) - 1)
+    request = pb.SetVersionRequest(partition_id=ref.partition_id, version=checked)
     yield from mutate(state, state.deadline(timeout), "SetVersion", request)
 
 
@@ -141,12 +144,12 @@ def clear(
     elif keys is not None:
         request.keys.CopyFrom(pack_lookup_keys(keys))
     elif groups is not None:
-        request.groups.CopyFrom(pack_groups(groups))
+        request.groups.CopyFrom(pack_lookup_groups(groups))
     elif tags is not None:
         request.tags = tags_filter(tags)
     elif prefix is not None:
-        request.prefix = prefix
-    if all(value is None or len(value) == 0 for value in (ids, keys, groups)) and (tags is None and prefix is None):
+        request.prefix = text_of(prefix, what="prefix")
+    if tags is None and prefix is None and not (request.ids or request.keys.ends or request.groups.ends):
         return np.empty(0, np.int64)  # selecting nothing removes nothing
     if tags is not None and not tags:
         raise InvalidArgument("clear: tags={} selects nothing in particular; name a tag")
@@ -183,7 +186,7 @@ def change_metadata(
 ) -> Operation[None]:
     """Sets and deletes values of the partition, or of one of its shards, all at once."""
     deadline = state.deadline(timeout)
-    chosen = dict(values)
+    chosen = mapping_of(values, what="metadata")
     request = pb.SetMetadataRequest(
         partition_id=ref.partition_id,
         set=(yield Work(lambda: _encode_metadata(chosen))),
@@ -195,13 +198,13 @@ def change_metadata(
 
 def shard_of(value: Any) -> int:
     """Checks the number of a shard; the controller says how many there may be."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < 1 << 32:
-        raise InvalidArgument(f"shard={value!r}: expected an int, 0 or more")
-    return int(value)
+    return int_of(value, what="shard", least=0, most=(1 << 32) - 1)
 
 
 def _encode_metadata(values: Mapping[str, Any]) -> dict[str, bytes]:
-    encoded = {name_of(name, what="metadata name"): dumps(value) for name, value in values.items()}
+    encoded = {
+        name_of(name, what="metadata name"): dumps(value, path=f"metadata[{name!r}]") for name, value in values.items()
+    }
     size = sum(len(name) + len(value) for name, value in encoded.items())
     if size > limits.METADATA_BYTES_MAX:
         raise InvalidArgument(f"metadata: {size} bytes, at most {limits.METADATA_BYTES_MAX}")

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from tqclient.arguments import is_int, items_of, pair_of
 from tqclient.codec import Clip, Layout
 from tqclient.errors import CorruptBlock, InvalidArgument
 from tqclient.info import PartitionRef
@@ -94,7 +95,7 @@ def wanted_ranges(ranges: Any) -> list[Wanted]:
 
 def _pairs(path: str, given: Any) -> NDArray[np.int64]:
     """Brings pairs to int64 [n, 2]; numbers that are no integers, or below 0, are refused."""
-    listed = given.tolist() if hasattr(given, "tolist") else given
+    listed = items_of(given) if hasattr(given, "tolist") else given
     if not isinstance(listed, list | tuple):
         raise InvalidArgument(f"ranges[{path!r}]={given!r:.80}: expected (start, stop), or one such pair per row")
     pairs = np.empty((len(listed), 2), np.int64)
@@ -105,11 +106,12 @@ def _pairs(path: str, given: Any) -> NDArray[np.int64]:
 
 
 def _pair(what: str, row: int, pair: Any) -> tuple[int, int | None]:
-    if not isinstance(pair, tuple | list | np.ndarray) or len(pair) != 2:
+    ends = pair_of(pair)
+    if ends is None:
         raise InvalidArgument(f"{what}: {pair!r:.80} of row {row} is no pair (start, stop)", rows=[row])
-    start, stop = pair
+    start, stop = ends
     for end in (start, 0 if stop is None else stop):
-        if isinstance(end, bool) or not isinstance(end, int | np.integer):
+        if not is_int(end):
             raise InvalidArgument(f"{what}: ({start!r:.40}, {stop!r:.40}) of row {row} are no integers", rows=[row])
     if not 0 <= start <= (start if stop is None else stop) < 1 << 62:
         raise InvalidArgument(

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient.arguments import names_of, pack_lookup_keys, row_ids
+from tqclient.arguments import flag, names_of, pack_lookup_keys, row_ids
 from tqclient.codec import Column, Gathered, Layout, Part, gather, read_column, share_offsets
 from tqclient.codec.clips import Clip, join_clips
 from tqclient.codec.layout import is_everything
@@ -85,6 +85,7 @@ def get(
     """Reads samples by id or key. See `Partition.get`."""
     deadline = state.deadline(timeout)
     wanted = wanted_ranges(ranges)
+    copy = flag(copy, what="copy")
     if (ids is None) == (keys is None):
         raise InvalidArgument("get: give ids or keys, one of the two")
     request = pb.LocateRequest(partition_id=ref.partition_id, runs=True)
@@ -96,7 +97,7 @@ def get(
         raise InvalidArgument("get: no id or key was given")
     if fields is not None:
         request.fields.extend(names_of(fields, what="fields"))
-        if not fields:
+        if not request.fields:
             raise InvalidArgument("get: fields=[] asks for nothing; None means every field")
     check_ranges(wanted, ref, request.fields)
 

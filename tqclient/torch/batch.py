@@ -110,8 +110,7 @@ class LoadedBatch(BatchData):
         Raises:
             KeyError: the batch has no such field.
         """
-        for field in () if fields is None else fields:
-            self._column(field)
+        self._chosen(fields)
 
     def close(self) -> None:
         """Does nothing: the values are the batch's own, and its claim is the loader's."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tqclient.arguments import flag
 from tqclient.errors import InvalidArgument
 from tqclient.torch.batch import LoadedBatch
 
@@ -29,9 +30,10 @@ class Mover:
     def __init__(self, device: str | torch.device | int | None, pin_memory: bool | None) -> None:
         self.device = None if device is None else _checked(device)
         is_cuda = self.device is not None and self.device.type == "cuda"
-        if pin_memory and not torch.cuda.is_available():
+        pins = pin_memory is not None and flag(pin_memory, what="pin_memory")
+        if pins and not torch.cuda.is_available():
             raise InvalidArgument("pin_memory=True needs CUDA, which is not there: leave it out")
-        self._pins = is_cuda if pin_memory is None else bool(pin_memory)
+        self._pins = is_cuda if pin_memory is None else pins
         self._stream = torch.cuda.Stream(self.device) if is_cuda else None  # type: ignore[no-untyped-call]
 
     @property
@@ -101,8 +103,8 @@ def _checked(device: str | torch.device | int) -> torch.device:
     try:
         checked = torch.device(device)
         torch.empty(0, device=checked)
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        raise InvalidArgument(f"device={device!r} is not there: {str(error).splitlines()[0]}") from None
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+        raise InvalidArgument(f"device={device!r:.80} is not there: {str(error).splitlines()[0]}") from None
     if checked.type == "meta":
         raise InvalidArgument("device='meta' holds no values")
     return checked

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 
+from tqclient.arguments import int_of, is_int, text_of
 from tqclient.consumer import Consumer
 from tqclient.errors import InvalidArgument, LeaseExpired
 from tqclient.operations.claims import Verdict
@@ -23,6 +24,10 @@ from tqclient.torch.feed import Feed, Held, ThreadFeed
 from tqclient.torch.workers import WorkerFeed
 
 STATE_VERSION: Final = 1
+PREFETCH_MAX: Final = 4096
+"""Batches ahead: all of them are claimed, and their leases renewed."""
+WORKERS_MAX: Final = 256
+COUNT_MAX: Final = (1 << 63) - 1
 
 
 class StreamingLoader:
@@ -83,8 +88,8 @@ class StreamingLoader:
                 topology.
         """
         self.dataset = StreamingDataset(consumer, batch_size, max_tokens=max_tokens, ranges=ranges, transform=transform)
-        self.prefetch = _count("prefetch", prefetch)
-        self.num_workers = _count("num_workers", num_workers)
+        self.prefetch = int_of(prefetch, what="prefetch", least=0, most=PREFETCH_MAX)
+        self.num_workers = int_of(num_workers, what="num_workers", least=0, most=WORKERS_MAX)
         if self.num_workers and consumer.topology is not None:
             raise InvalidArgument("a rank is one process: give a consumer that has a topology num_workers=0")
         if self.num_workers and not self.prefetch:
@@ -159,14 +164,16 @@ class StreamingLoader:
         Raises:
             InvalidArgument: it is none of this version, or of another consumer.
         """
-        if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
+        version = state.get("version") if isinstance(state, dict) else None
+        if not is_int(version) or version != STATE_VERSION:
             raise InvalidArgument(f"expected what state_dict() returns in version {STATE_VERSION}, not {state!r:.200}")
         name = self.dataset.consumer.name
-        if state.get("consumer") != name:
-            raise InvalidArgument(f"the state is of consumer {state.get('consumer')!r}, and this one is {name!r}")
-        same = state.get("partition") == self.dataset.consumer._ref.partition.name
-        self._epoch = _count("epoch", state.get("epoch"))
-        self._step = _count("step", state.get("step")) if same else 0
+        partition, consumer = (text_of(state.get(each), what=each) for each in ("partition", "consumer"))
+        if consumer != name:
+            raise InvalidArgument(f"the state is of consumer {consumer!r}, and this one is {name!r}")
+        same = partition == self.dataset.consumer._ref.partition.name
+        epoch, step = (int_of(state.get(each), what=each, least=0, most=COUNT_MAX) for each in ("epoch", "step"))
+        self._epoch, self._step = epoch, step if same else 0
 
     def close(self) -> None:
         """Ends the iteration that is under way: releases its last batch and all that was fetched ahead.
@@ -275,9 +282,3 @@ def _settle(stream: weakref.ref[_Stream], held: Held, verdict: Verdict) -> None:
 def _forget(state: ClientState, feed: Feed, last: list[Held]) -> None:
     if not state.forked:
         feed.stop([held for held in last if held.verdict is None])
-
-
-def _count(what: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InvalidArgument(f"{what}={value!r}: expected an int, 0 or more")
-    return value

@@ -71,7 +71,7 @@ def test_a_balanced_sampler_says_what_tokens_are(filled: FakeService, ref: Parti
     [
         (None, None, "give batch_size, max_tokens, or both"),
         (None, 5, r"partition 'train', consumer 'trainer': max_tokens needs .* token_field="),
-        (2, 0, "max_tokens=0: expected 1 to"),
+        (2, 0, "max_tokens=0: expected an int from 1 to"),
         (2, 2.5, "max_tokens=2.5: expected an int"),
         (2, 1 << 63, "max_tokens="),
     ],

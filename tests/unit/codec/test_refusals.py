@@ -166,10 +166,10 @@ def test_pickling_needs_both_sides() -> None:
     read = loads(data, allow_pickle=True)
     assert read["c"].value == 7
     assert read["kept"][0] == 1
-    with pytest.raises(UnsupportedValue, match=r"value\[0\].f: pickling"):
+    with pytest.raises(UnsupportedValue, match=r"value\.f: pickling"):
         dumps({"f": lambda: 0}, allow_pickle=True)
     for taken in (bytearray(b"x"), memoryview(b"x"), msgpack.ExtType(1, b"\x90"), msgpack.Timestamp(1)):
-        with pytest.raises(UnsupportedValue, match=r"value\[0\]\[0\]: "):
+        with pytest.raises(UnsupportedValue, match=r"value\[0\]: "):
             dumps([taken], allow_pickle=True)
     plan = measure({"x": [Custom(1), Custom(2)], "y": [1, 2]}, allow_pickle=True)
     block = Block(plan)
