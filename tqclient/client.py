@@ -28,6 +28,7 @@ from tqclient.policy import Policy, SamplesPerInsert
 from tqclient.session import Chores, Heartbeat
 from tqclient.state import ClientState
 from tqclient.transport import BufferPool, NodeTransport, check_name, open_transport
+from tqclient.wire.addresses import split_address
 from tqclient.wire.v1 import controller_pb2
 
 POOLED_BYTES_MIN: Final = 32 * KIB
@@ -55,9 +56,7 @@ class Connection:
         tls: TLS | str | os.PathLike[str] | None,
         timeout: float,
     ) -> None:
-        address = _given(address, "address") or os.environ.get("TQ_CONTROLLER")
-        if not address:
-            raise InvalidArgument("no controller: pass its address, tq.connect('host:7700'), or set TQ_CONTROLLER")
+        address = _controller_of(address)
         prefer = check_name(text_of(transport, what="transport"))
         if isinstance(tls, str | os.PathLike):
             tls = TLS(ca=tls)
@@ -107,6 +106,18 @@ class Connection:
 
 def _given(text: str | None, what: str) -> str | None:
     return None if text is None else text_of(text, what=what)
+
+
+def _controller_of(address: str | None) -> str:
+    """Returns the address that was passed, or that of TQ_CONTROLLER."""
+    name, given = ("address", address) if address else ("TQ_CONTROLLER", os.environ.get("TQ_CONTROLLER"))
+    if not given:
+        raise InvalidArgument("no controller: pass its address, tq.connect('host:7700'), or set TQ_CONTROLLER")
+    try:
+        split_address(text_of(given, what=name))
+    except ValueError as error:
+        raise InvalidArgument(f"{name}: {error}") from None
+    return given
 
 
 def connect(

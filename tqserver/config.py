@@ -32,6 +32,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from tqclient.wire.addresses import join_address, split_address
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -112,6 +114,24 @@ def _parse_count(text: str) -> int:
     return int(text)
 
 
+def _parse_address(text: str) -> str:
+    split_address(text)
+    return text
+
+
+def _parse_listen(text: str) -> str:
+    split_address(text, port_min=0)
+    return text
+
+
+def _parse_host(text: str) -> str:
+    try:
+        split_address(join_address(text, 1))
+    except ValueError:
+        raise ValueError(f"{text!r} is no name or address of a host; write node-b, 10.0.0.7 or fd00::7") from None
+    return text
+
+
 def _quote(value: object) -> str:
     return json.dumps(str(value), ensure_ascii=False)  # every JSON string is a TOML basic string
 
@@ -121,7 +141,9 @@ def _show_seconds(value: float) -> str:
 
 
 TEXT: Final = Kind[str]("TEXT", str, _quote)
-ADDRESS: Final = Kind[str]("HOST:PORT", str, _quote)
+ADDRESS: Final = Kind[str]("HOST:PORT", _parse_address, _quote)
+HOST: Final = Kind[str]("HOST", _parse_host, _quote)
+LISTEN: Final = Kind[str]("HOST:PORT", _parse_listen, _quote)
 PATH: Final = Kind[Path]("PATH", Path, _quote)
 SIZE: Final = Kind[int]("SIZE", parse_size, lambda value: _quote(format_size(value)))
 SECONDS: Final = Kind[float]("SECONDS", parse_seconds, _show_seconds)

@@ -181,6 +181,5 @@ class Security:
 
     def warn(self, listen: str) -> None:
         """Logs what an open door means when the address is not a loopback one."""
-        loopback = is_loopback(host_of(listen)) or listen.startswith("unix:")
-        if not loopback and self.token_file is None and self.tls_client_ca is None:
+        if not is_loopback(host_of(listen)) and self.token_file is None and self.tls_client_ca is None:
             _log.warning("%s is reachable from other machines, and no token or client certificate is asked for", listen)

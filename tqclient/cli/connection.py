@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 import tqclient
+from tqclient.wire.addresses import split_address
 
 if TYPE_CHECKING:
     from tqclient.client import Client
@@ -20,6 +21,24 @@ def controller_address(arguments: argparse.Namespace) -> str:
     return address
 
 
+def address_of(text: str) -> str:
+    """Returns an address of a command line, which is one to connect to."""
+    return _checked(text, port_min=1)
+
+
+def listen_of(text: str) -> str:
+    """Returns an address of a command line, which is one to listen on."""
+    return _checked(text, port_min=0)
+
+
+def _checked(text: str, port_min: int) -> str:
+    try:
+        split_address(text, port_min=port_min)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def connect(arguments: argparse.Namespace, *, transport: str = "auto") -> Client:
     """Connects as the command line says; token and certificates come from the environment.
 
@@ -27,4 +46,5 @@ def connect(arguments: argparse.Namespace, *, transport: str = "auto") -> Client
         arguments: with `controller` and `timeout`.
         transport: as `tq.connect` takes it.
     """
-    return tqclient.connect(controller_address(arguments), transport=transport, timeout=arguments.timeout)
+    named = arguments.controller or (None if os.environ.get("TQ_CONTROLLER") else DEFAULT_CONTROLLER)
+    return tqclient.connect(named, transport=transport, timeout=arguments.timeout)

@@ -12,6 +12,7 @@ from typing import Final
 from rich.console import Console
 
 from tqclient.cli import change, doctor, look, top, up
+from tqclient.cli.connection import DEFAULT_CONTROLLER, address_of
 from tqclient.cli.report import Report
 from tqclient.errors import (
     InvalidArgument,
@@ -49,7 +50,12 @@ def parser() -> argparse.ArgumentParser:
     )
     root.add_argument("--version", action="version", version=f"tq {metadata.version('tq-dataplane')}")
     common = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    common.add_argument("--controller", metavar="HOST:PORT", help="the controller [TQ_CONTROLLER, or 127.0.0.1:7700]")
+    common.add_argument(
+        "--controller",
+        metavar="HOST:PORT",
+        type=address_of,
+        help=f"the controller [TQ_CONTROLLER, or {DEFAULT_CONTROLLER}]",
+    )
     common.add_argument("--timeout", metavar="SECONDS", type=float, default=5.0, help="for an answer [%(default)s]")
     common.add_argument("--json", action="store_true", help="print JSON for programs instead of a table for people")
     commands = root.add_subparsers(metavar="COMMAND", required=True)

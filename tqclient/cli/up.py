@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from tqclient.cli.connection import DEFAULT_CONTROLLER
+from tqclient.cli.connection import DEFAULT_CONTROLLER, listen_of
 from tqclient.errors import InvalidArgument
 from tqclient.sizes import size_bytes
 
@@ -27,6 +27,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     up.add_argument(
         "--listen",
         metavar="HOST:PORT",
+        type=listen_of,
         default=DEFAULT_CONTROLLER,
         help="of the controller; port 0 takes a free one [%(default)s]",
     )

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import re
+from typing import Final
+
+PORT_MAX: Final = 65_535
+_ADDRESS: Final = re.compile(r"(?:\[([^][]+)\]|([^]\s:/[]+)):([0-9]+)")
 
 
 def join_address(host: str, port: int) -> str:
@@ -15,13 +20,30 @@ def host_of(address: str) -> str:
     return address.rpartition(":")[0].strip("[]")
 
 
-def split_address(address: str) -> tuple[str, int]:
+def split_address(address: str, *, port_min: int = 1) -> tuple[str, int]:
     """Returns the host, without brackets, and the port of `host:port`.
 
+    Args:
+        address: to be split.
+        port_min: 0 where the system may choose the port: of an address to listen on.
+
     Raises:
-        ValueError: the port is no number.
+        ValueError: it is something else, or there is no such port. gRPC would take it all the same: a port modulo
+            65536, and 443 where there is none.
     """
-    return host_of(address), int(address.rpartition(":")[2])
+    match = _ADDRESS.fullmatch(address)
+    if match is None or (match[1] and not _is_ipv6(match[1])):
+        raise ValueError(f"{address!r} is no HOST:PORT; write node-b:7700, 10.0.0.7:7700 or [fd00::7]:7700")
+    if not port_min <= int(match[3]) <= PORT_MAX:
+        raise ValueError(f"{address!r}: there is no port {match[3]}; write one from {port_min} to {PORT_MAX}")
+    return match[1] or match[2], int(match[3])
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6
+    except ValueError:
+        return False
 
 
 def is_loopback(host: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Final
 from tqclient.errors import TQError
 from tqclient.wire.v1 import controller_pb2_grpc
 from tqserver import logs
-from tqserver.config import ADDRESS, COUNT, FLAG, LOG_LEVEL, PATH, SECONDS, load, option
+from tqserver.config import COUNT, FLAG, LISTEN, LOG_LEVEL, PATH, SECONDS, load, option
 from tqserver.controller.core.samplers import load_entry_points
 from tqserver.controller.group_commit import JOURNAL_FAILED_STATUS
 from tqserver.controller.journal import JournalFailed, SqliteJournal
@@ -36,7 +36,7 @@ _log = logs.get("controller.main")
 class ControllerConfig:
     """The control plane of the tq data plane: partitions, samples, consumers, claims."""
 
-    listen: str = option("127.0.0.1:7700", "address to serve on; port 0 takes a free one", kind=ADDRESS)
+    listen: str = option("127.0.0.1:7700", "address to serve on; port 0 takes a free one", kind=LISTEN)
     data_dir: Path = option(Path("tq-controller"), "directory of the journal, for this process alone", kind=PATH)
     session_lease: float = option(10.0, "how long a client may be silent before its session ends", kind=SECONDS)
     snapshot_records: int = option(100_000, "commands between two snapshots of the state", kind=COUNT)

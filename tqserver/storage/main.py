@@ -18,7 +18,21 @@ from tqclient.wire import mooncake
 from tqclient.wire.addresses import host_of, is_loopback
 from tqclient.wire.v1 import storage_pb2_grpc
 from tqserver import limits, logs
-from tqserver.config import ADDRESS, COUNT, FLAG, LOG_LEVEL, PATH, PORTS, SECONDS, SIZE, choice, load, option
+from tqserver.config import (
+    ADDRESS,
+    COUNT,
+    FLAG,
+    HOST,
+    LISTEN,
+    LOG_LEVEL,
+    PATH,
+    PORTS,
+    SECONDS,
+    SIZE,
+    choice,
+    load,
+    option,
+)
 from tqserver.security import Security
 from tqserver.serving import DaemonServer, announce, run_daemon
 from tqserver.storage.arena import Arena, open_arena
@@ -39,7 +53,7 @@ _log = logs.get("storage.main")
 class StorageConfig:
     """Serves one arena of shared memory: the storage node of a tq cluster."""
 
-    listen: str = option("127.0.0.1:7701", "address to serve on; port 0 takes a free one", kind=ADDRESS)
+    listen: str = option("127.0.0.1:7701", "address to serve on; port 0 takes a free one", kind=LISTEN)
     advertise: str | None = option(
         None, "address that clients are told, when it is not the one served on", kind=ADDRESS
     )
@@ -65,6 +79,7 @@ class StorageConfig:
     mooncake_host: str | None = option(
         None,
         "name or address of this host that the engine tells its peers; unset is that of the address clients are told",
+        kind=HOST,
     )
     mooncake_devices: str = option("", "RDMA adapters that the engine may use, with commas; empty is all")
     mooncake_gid_index: int | None = option(
@@ -129,7 +144,7 @@ def advertised(bound: str, advertise: str | None) -> str:
     if advertise is not None:
         return advertise
     host, _, port = bound.rpartition(":")
-    return f"{socket.gethostname()}:{port}" if host in ("0.0.0.0", "[::]", "*") else bound
+    return f"{socket.gethostname()}:{port}" if host in ("0.0.0.0", "[::]") else bound
 
 
 def engine_host(config: StorageConfig) -> str:

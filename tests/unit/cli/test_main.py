@@ -32,6 +32,10 @@ def test_every_command_has_help(argv: list[str], capsys: pytest.CaptureFixture[s
         ["clear", "p", "--id", "1", "--key", "k"],
         ["clear", "p", "--tag", "status"],
         ["status", "--time", "1"],
+        ["status", "--controller", "garbage"],
+        ["status", "--controller", "127.0.0.1:73236"],
+        ["up", "--listen", "garbage"],
+        ["up", "--listen", "127.0.0.1:65536"],
     ],
     ids=" ".join,
 )

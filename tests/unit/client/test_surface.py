@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import subprocess
 import sys
@@ -54,6 +55,15 @@ def test_signatures_agree(name: str) -> None:
 
 def test_connect_signatures_agree() -> None:
     assert inspect.signature(tq.connect).parameters == inspect.signature(tq.aio.connect).parameters
+
+
+@pytest.mark.parametrize("wrong", ["garbage", "127.0.0.1:73236", "127.0.0.1:0", "dns:///node-b:7700", 7700])
+def test_a_controller_has_a_host_and_a_port(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidArgument, match=f"address.*{wrong}"):
+        tq.connect(wrong, timeout=0)
+    monkeypatch.setenv("TQ_CONTROLLER", str(wrong))
+    with pytest.raises(InvalidArgument, match=f"TQ_CONTROLLER: '{wrong}'"):
+        asyncio.run(tq.aio.connect(timeout=0))
 
 
 @pytest.mark.parametrize(

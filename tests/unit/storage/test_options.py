@@ -76,6 +76,13 @@ def test_options_are_parsed() -> None:
         ("mooncake_ports", "80-90", "is no range of ports"),
         ("mooncake_ports", "20000-20006", "20000-20006: at least 8 ports"),
         ("mooncake_ports", "65000-65536", "is no range of ports"),
+        ("mooncake_host", "10.0.0.7:80", "is no name or address of a host"),
+        ("mooncake_host", "[fd00::7]", "is no name or address of a host"),
+        ("mooncake_host", "", "is no name or address of a host"),
+        ("listen", "127.0.0.1:99999", "there is no port 99999; write one from 0 to 65535"),
+        ("advertise", "node-b", "'node-b' is no HOST:PORT"),
+        ("advertise", "node-b:0", "there is no port 0"),
+        ("controller", "unix:/run/tq", "is no HOST:PORT"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(name: str, value: str, reason: str) -> None:
