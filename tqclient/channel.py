@@ -15,6 +15,7 @@ from tqclient import limits
 from tqclient.errors import InvalidArgument
 from tqclient.lane import AnyLane, Methods
 from tqclient.operations.effects import CLOSED, CONTROLLER
+from tqclient.wire.pem import check_certificates, check_pair
 from tqclient.wire.v1 import controller_pb2, storage_pb2
 from tqclient.wire.v1.controller_pb2_grpc import ControllerStub
 from tqclient.wire.v1.storage_pb2_grpc import StorageStub
@@ -65,10 +66,16 @@ class TLS:
         """Reads the files.
 
         Raises:
-            InvalidArgument: one cannot be read.
+            InvalidArgument: one cannot be read, or holds something else.
         """
         try:
+            if self.ca:
+                check_certificates(self.ca, "TLS: ca")
+            if self.cert and self.key:
+                check_pair(self.cert, self.key, ("TLS: cert", "TLS: key"))
             ca, cert, key = (Path(file).read_bytes() if file else None for file in (self.ca, self.cert, self.key))
+        except InvalidArgument:
+            raise
         except (OSError, ValueError, TypeError) as error:  # the last two of what is no path
             raise InvalidArgument(f"TLS: {error}") from None
         return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)

@@ -113,8 +113,9 @@ def _controller_of(address: str | None) -> str:
     name, given = ("address", address) if address else ("TQ_CONTROLLER", os.environ.get("TQ_CONTROLLER"))
     if not given:
         raise InvalidArgument("no controller: pass its address, tq.connect('host:7700'), or set TQ_CONTROLLER")
+    given = text_of(given, what=name)
     try:
-        split_address(text_of(given, what=name))
+        split_address(given)
     except ValueError as error:
         raise InvalidArgument(f"{name}: {error}") from None
     return given

@@ -265,6 +265,7 @@ class LocalCluster:
         """Starts every daemon; returns when all of them serve and the nodes are attached.
 
         Raises:
+            InvalidArgument: `data_dir` cannot be made or written to.
             Unavailable: one of them did not get there; the message ends with its log. All are stopped then.
         """
         if self._controller is not None:
@@ -276,7 +277,7 @@ class LocalCluster:
             self._directory = Path(tempfile.mkdtemp(prefix=own + "-"))
             scratch, stem = self._directory, own
         else:
-            self._data_dir.mkdir(parents=True, exist_ok=True)
+            _make_directory(self._data_dir)
             scratch = self._directory = self._data_dir
             stem = "tq-data-" + hashlib.sha256(str(self._data_dir).encode()).hexdigest()[:16]
         deadline = time.monotonic() + self._start_timeout
@@ -375,6 +376,16 @@ class LocalCluster:
         self.stop()
         if died and error is None:
             raise Unavailable("\n".join(died))
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise InvalidArgument(
+            f"data_dir {path}: {error.strerror}; give a directory that this process can make, or write to"
+        ) from None
 
 
 def remove_stale() -> None:

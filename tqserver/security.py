@@ -13,7 +13,7 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +22,7 @@ import grpc
 
 from tqclient.errors import InvalidArgument, Unauthenticated
 from tqclient.wire.addresses import host_of, is_loopback
+from tqclient.wire.pem import check_certificates, check_pair
 from tqserver.serving import abort_with
 
 HEALTH_PREFIX: Final = "/grpc.health.v1.Health/"
@@ -36,16 +37,24 @@ class WatchedFiles:
     """The contents of some files, read again when one of them changed.
 
     Args:
-        paths: of the files, read together.
+        files: option → path, read together.
         clock: monotonic seconds.
+
+    Raises:
+        InvalidArgument: one cannot be read; names its option.
     """
 
-    def __init__(self, *paths: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._paths = paths
+    def __init__(self, files: Mapping[str, Path], clock: Callable[[], float] = time.monotonic) -> None:
+        self._paths = tuple(files.values())
         self._clock = clock
-        self._stamps = self._stat()
         self._checked = clock()
-        self.contents = tuple(path.read_bytes() for path in paths)
+        for option, path in files.items():
+            try:
+                path.read_bytes()
+            except OSError as error:
+                raise InvalidArgument(f"{option} {path}: {error.strerror}") from None
+        self._stamps = self._stat()
+        self.contents = tuple(path.read_bytes() for path in self._paths)
 
     def _stat(self) -> list[tuple[int, int, int]]:
         stats = [path.stat() for path in self._paths]
@@ -82,15 +91,15 @@ class TokenFile:
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
-        self._files = WatchedFiles(path, clock=clock)
+        self._files = WatchedFiles({"token_file": path}, clock)
         self._tokens = self._parse()
 
     def _parse(self) -> list[bytes]:
         tokens = [line.strip() for line in self._files.contents[0].splitlines() if line.strip()]
         if not tokens:
-            raise InvalidArgument(f"{self._path}: no token in it; write one token a line")
+            raise InvalidArgument(f"token_file {self._path}: no token in it; write one token a line")
         if any(len(token) > TOKEN_BYTES_MAX for token in tokens):
-            raise InvalidArgument(f"{self._path}: a token is longer than {TOKEN_BYTES_MAX} bytes")
+            raise InvalidArgument(f"token_file {self._path}: a token is longer than {TOKEN_BYTES_MAX} bytes")
         return tokens
 
     def accepts(self, offered: bytes) -> bool:
@@ -162,22 +171,40 @@ class Security:
         return [TokenGate(TokenFile(self.token_file))] if self.token_file else []
 
     def credentials(self) -> grpc.ServerCredentials | None:
-        """Returns TLS credentials that follow their files; None without TLS."""
+        """Returns TLS credentials that follow their files; None without TLS.
+
+        Raises:
+            InvalidArgument: a file cannot be read, or holds something else.
+        """
         if self.tls_cert is None or self.tls_key is None:
             return None
-        roots = [self.tls_client_ca] if self.tls_client_ca else []
-        files = WatchedFiles(self.tls_cert, self.tls_key, *roots)
+        roots = {"tls_client_ca": self.tls_client_ca} if self.tls_client_ca else {}
+        files = WatchedFiles({"tls_cert": self.tls_cert, "tls_key": self.tls_key, **roots})
+        self._check_certificates()
 
         def configuration() -> grpc.ServerCertificateConfiguration:
             chain, key, *ca = files.contents
             return grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=ca[0] if ca else None)
 
         def fetch() -> Any:  # at each handshake; None keeps what is in force
-            return configuration() if files.changed() else None
+            if not files.changed():
+                return None
+            try:
+                self._check_certificates()
+            except InvalidArgument as error:  # one of them was replaced, and the other not yet
+                _log.error("keeping the former certificates: %s", error)
+                return None
+            return configuration()
 
         return grpc.dynamic_ssl_server_credentials(
             configuration(), fetch, require_client_authentication=self.tls_client_ca is not None
         )
+
+    def _check_certificates(self) -> None:
+        if self.tls_cert is not None and self.tls_key is not None:
+            check_pair(self.tls_cert, self.tls_key, ("tls_cert", "tls_key"))
+        if self.tls_client_ca is not None:
+            check_certificates(self.tls_client_ca, "tls_client_ca")
 
     def warn(self, listen: str) -> None:
         """Logs what an open door means when the address is not a loopback one."""

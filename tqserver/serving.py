@@ -8,10 +8,12 @@ call whose caller is gone is cancelled by grpc.aio: its handler sees CancelledEr
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -24,6 +26,7 @@ from grpc_reflection.v1alpha import reflection
 
 from tqclient import limits
 from tqclient.errors import InvalidArgument, TQError, Unavailable
+from tqclient.wire.addresses import split_address
 from tqclient.wire.status import DETAIL_KEY, status_of, to_detail
 from tqclient.wire.v1 import lane_pb2_grpc
 from tqserver import health
@@ -193,13 +196,14 @@ class DaemonServer:
         """
         names = [*services, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self.grpc)
+        _require_free(listen)
         try:
             if self._credentials is None:
                 port = self.grpc.add_insecure_port(listen)
             else:
                 port = self.grpc.add_secure_port(listen, self._credentials)
-        except RuntimeError as error:
-            raise Unavailable(f"cannot listen on {listen}: {error}") from None
+        except RuntimeError:  # taken just now; why, gRPC writes to stderr
+            raise Unavailable(f"cannot listen on {listen}: gRPC could not bind it") from None
         if self._has_lane:
             await self._lane.start()
         await self.grpc.start()
@@ -216,6 +220,37 @@ class DaemonServer:
         self._health.end()
         release()
         await asyncio.gather(self.grpc.stop(timeout), self._lane.drain(timeout))
+
+
+def _require_free(listen: str) -> None:
+    """Says why an address cannot be bound: gRPC would write that to stderr, and raise something else.
+
+    Raises:
+        Unavailable: it is taken, or none of this host's.
+    """
+    host, port = split_address(listen, port_min=0)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise Unavailable(f"cannot listen on {listen}: no host is called {host!r} here ({error.strerror})") from None
+    failures = [failure for family, kind, _, _, address in found if (failure := _bind_failure(family, kind, address))]
+    if any(failure.errno == errno.EADDRINUSE for failure in failures):
+        raise Unavailable(
+            f"cannot listen on {listen}: the port is in use; give another one with --listen, or end what serves there"
+        )
+    if len(failures) == len(found):  # of a name's addresses, one is enough
+        why = failures[0].strerror
+        raise Unavailable(f"cannot listen on {listen}: {why}; give an address of this host with --listen")
+
+
+def _bind_failure(family: int, kind: int, address: Any) -> OSError | None:
+    try:
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does
+            probe.bind(address)
+    except OSError as error:
+        return error
+    return None
 
 
 def announce(address: str, **facts: object) -> None:

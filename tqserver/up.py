@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             while not any(daemon.died for daemon in (cluster.controller, *cluster.storage)):
                 time.sleep(POLL)
         return 0
-    except (TQError, ValueError) as error:
+    except (TQError, ValueError, OSError) as error:
         sys.stderr.write(f"tq: {error}\n")
         return 1
     except KeyboardInterrupt:  # before they served

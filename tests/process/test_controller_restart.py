@@ -184,6 +184,16 @@ def test_two_controllers_never_share_a_data_directory(daemon: Controller) -> Non
     assert "another tq-controller" in daemon.child.stderr
     assert running.running
     assert oct(daemon.data_dir.stat().st_mode & 0o777) == "0o700"
+    assert {oct(file.stat().st_mode & 0o777) for file in daemon.data_dir.iterdir()} == {"0o600"}
+
+
+@pytest.mark.parametrize("name", ["file", "file/below", "/proc/tq"])
+def test_a_data_directory_that_cannot_be_is_called_so(daemon: Controller, tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    daemon.data_dir = tmp_path / name
+    assert daemon.spawn().wait(timeout=10) == 1
+    (line,) = daemon.child.stderr.splitlines()
+    assert json.loads(line)["error"].startswith(f"data_dir {daemon.data_dir}: ")
 
 
 def test_a_journal_older_than_what_a_node_has_seen_is_refused(daemon: Controller) -> None:

@@ -126,6 +126,13 @@ def test_a_daemon_that_dies_by_itself_is_told(capsys: pytest.CaptureFixture[str]
     assert left_behind(os.getpid()) == []
 
 
+@pytest.mark.parametrize("name", ["file", "file/below", "/proc/tq"])
+def test_a_data_directory_that_cannot_be_is_called_so(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidArgument, match=f"data_dir .*{name}: .*; give a directory"):
+        LocalCluster(data_dir=tmp_path / name).start()
+
+
 PARENT = """
 import os, signal, sys
 from tqserver.local import LocalCluster

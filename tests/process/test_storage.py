@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
@@ -19,6 +20,7 @@ from tqclient.limits import CHUNK_BYTES, EXTENT_ALIGN, MIB
 from tqclient.wire.arena import lock_session
 from tqclient.wire.v1 import storage_pb2
 from tqserver import limits
+from tqserver.storage.arena import open_arena
 
 
 @pytest.fixture
@@ -366,7 +368,20 @@ def test_a_tmpfs_that_is_too_small_is_refused_at_the_start(tmp_path: Path) -> No
 def test_a_port_that_is_taken_is_an_error(rig: Rig, tmp_path: Path) -> None:
     done = run_storage(f"--listen={rig.daemon.address}", f"--arena-path={tmp_path}/b", "--arena-bytes=8MiB")
     assert done.returncode == 1
-    assert "cannot listen on" in done.stderr
+    assert "the port is in use" in done.stderr
+    assert "GRPC" not in done.stderr
+    assert all(json.loads(line) for line in done.stderr.splitlines())
+
+
+@pytest.mark.parametrize("flag", ["--listen=192.0.2.1:0", "--token-file=absent", "--tls-ca=absent"])
+def test_a_start_that_fails_leaves_no_arena_and_takes_none_away(tmp_path: Path, flag: str) -> None:
+    arena = tmp_path / "a"
+    failed = run_storage(f"--arena-path={arena}", "--arena-bytes=8MiB", flag)
+    assert (failed.returncode, arena.exists()) == (1, False)
+    assert flag.partition("=")[2].partition(":")[0] in failed.stderr
+    open_arena(arena, node="storage-0", file_bytes=16 * MIB, segment_bytes=64 * MIB).close()
+    assert run_storage(f"--arena-path={arena}", "--arena-bytes=16MiB", flag).returncode == 1
+    assert arena.exists()
 
 
 def test_help_and_print_config() -> None:

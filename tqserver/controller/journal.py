@@ -183,18 +183,18 @@ class SqliteJournal:
     """A journal in a directory of its own, which no other process may open meanwhile.
 
     Args:
-        directory: made with mode 0700 when it is missing.
+        directory: made with mode 0700 when it is missing; one that exists keeps its mode.
         accept_data_loss: start from what verifies, and drop the rest for good.
 
     Raises:
         JournalLocked: another process has it open.
         JournalDamaged: with the file, the last good sequence, and what to do.
         StorageFull, JournalFailed: the disk is full, or fails.
+        OSError: the directory cannot be made or used.
     """
 
     def __init__(self, directory: Path, *, accept_data_loss: bool = False) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        directory.chmod(0o700)
         self._directory = directory
         self._path = directory / DATABASE_NAME
         self._accept_data_loss = accept_data_loss

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tqclient.errors import TQError
+from tqclient.errors import InvalidArgument, TQError
 from tqclient.wire.v1 import controller_pb2_grpc
 from tqserver import logs
 from tqserver.config import COUNT, FLAG, LISTEN, LOG_LEVEL, PATH, SECONDS, load, option
@@ -64,7 +65,7 @@ async def serve(config: ControllerConfig, stop: asyncio.Event) -> int:
     """
     started = time.monotonic()
     security = Security(config.token_file, config.tls_cert, config.tls_key, config.tls_client_ca)
-    journal = SqliteJournal(config.data_dir, accept_data_loss=config.accept_data_loss)
+    journal = _journal(config)
     added = load_entry_points()
     if added:
         _log.info("samplers were found", samplers=added)
@@ -104,10 +105,20 @@ async def serve(config: ControllerConfig, stop: asyncio.Event) -> int:
     return status
 
 
+def _journal(config: ControllerConfig) -> SqliteJournal:
+    try:
+        return SqliteJournal(config.data_dir, accept_data_loss=config.accept_data_loss)
+    except OSError as error:
+        raise InvalidArgument(
+            f"data_dir {config.data_dir}: {error.strerror}; give a directory that this process can make, or write to"
+        ) from None
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs `tq-controller`; the exit status says how it ended."""
     config = load(ControllerConfig, sys.argv[1:] if argv is None else argv, program=PROGRAM)
     logs.configure(config.log_level, PROGRAM)
+    os.umask(0o077)  # what it writes is the journal, which is nobody else's to read
     try:
         status = run_daemon(lambda stop: serve(config, stop))
     except JournalFailed as error:

@@ -65,6 +65,7 @@ class Arena:
         header: its first page.
         path: of the file.
         created: whether this open made the file.
+        told: whether anybody may know of it; set by who tells.
         data: the whole file, uint8 `[file_bytes]`, writable.
         table: the windows table; the allocator's ledger.
     """
@@ -74,6 +75,7 @@ class Arena:
         self.path = path
         self.header = header
         self.created = created
+        self.told = False
         self.data: NDArray[np.uint8] = Memory(header.file_bytes, descriptor=descriptor).array()
         self._sequence = wire.seen_sequence(self.data)
         self._allocated = np.frombuffer(self.data, dtype="<u8", count=1, offset=_ALLOCATED_OFFSET)

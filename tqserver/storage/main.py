@@ -16,6 +16,7 @@ import grpc
 from tqclient.errors import TQError
 from tqclient.wire import mooncake
 from tqclient.wire.addresses import host_of, is_loopback
+from tqclient.wire.pem import check_certificates, check_pair
 from tqclient.wire.v1 import storage_pb2_grpc
 from tqserver import limits, logs
 from tqserver.config import (
@@ -123,12 +124,25 @@ class StorageConfig:
         """What callers of this node must show."""
         return Security(self.token_file, self.tls_cert, self.tls_key, self.tls_client_ca)
 
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """Returns what this node shows to the controller, and trusts of it; None: it speaks plain text.
+
+        Raises:
+            InvalidArgument: a file cannot be read, or holds something else.
+        """
+        if self.tls_ca is None:
+            return None
+        check_certificates(self.tls_ca, "tls_ca")
+        if self.tls_cert is not None and self.tls_key is not None:
+            check_pair(self.tls_cert, self.tls_key, ("tls_cert", "tls_key"))
+        key, chain = (path.read_bytes() if path else None for path in (self.tls_key, self.tls_cert))
+        return grpc.ssl_channel_credentials(self.tls_ca.read_bytes(), key, chain)
+
     def open_channel(self) -> grpc.aio.Channel:
         """Opens a channel to the controller; reads certificates anew each time."""
-        if self.tls_ca is None:
+        credentials = self.credentials()
+        if credentials is None:
             return grpc.aio.insecure_channel(self.controller, options=CHANNEL_OPTIONS)
-        key, chain = (path.read_bytes() if path else None for path in (self.tls_key, self.tls_cert))
-        credentials = grpc.ssl_channel_credentials(self.tls_ca.read_bytes(), key, chain)
         return grpc.aio.secure_channel(self.controller, credentials, options=CHANNEL_OPTIONS)
 
     def link_metadata(self) -> tuple[tuple[str, str], ...]:
@@ -193,8 +207,9 @@ async def serve(config: StorageConfig, arena: Arena, stop: asyncio.Event) -> int
     """Serves an open arena until `stop` is set; returns the exit status.
 
     Raises:
-        TransportUnavailable: an engine is required, and cannot be had.
+        TQError: it cannot start: an engine is required and cannot be had, the port is taken, a file is not there.
     """
+    config.credentials()  # later, the link would only complain
     node = Node(arena)
     loop = asyncio.get_running_loop()
     memory_ready = asyncio.Event()
@@ -228,6 +243,7 @@ async def serve(config: StorageConfig, arena: Arena, stop: asyncio.Event) -> int
         if isinstance(engine, Engine) and config.mooncake != "auto":
             # Nobody was told of this node yet, so that none is disappointed when it ends here.
             await _until_first([asyncio.create_task(engine.first(), name="first engine"), *tasks])
+        arena.told = True
         tasks.append(asyncio.create_task(link.run(), name="link"))
         announce(bound, name=config.name, arena=str(arena.path), incarnation=node.incarnation)
         _log.info(
@@ -263,7 +279,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             file_bytes=config.arena_bytes,
             segment_bytes=config.segment_bytes,
         ) as arena:
-            status = run_daemon(lambda stop: serve(config, arena, stop))
+            try:
+                status = run_daemon(lambda stop: serve(config, arena, stop))
+            finally:
+                if arena.created and not arena.told:  # a later start may be told another size
+                    arena.unlink()
             if config.unlink_on_exit:
                 arena.unlink()
             return status

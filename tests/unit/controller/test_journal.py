@@ -100,6 +100,12 @@ def test_one_process_at_a_time_and_nobody_else_reads_it(journal: SqliteJournal, 
     assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
 
 
+def test_a_directory_that_exists_keeps_its_mode(tmp_path: Path) -> None:
+    tmp_path.chmod(0o751)  # somebody may have meant /tmp
+    SqliteJournal(tmp_path).close()
+    assert tmp_path.stat().st_mode & 0o777 == 0o751
+
+
 class Damage:
     """A journal as a crash left it, and copies of it with changed files."""
 

@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import ipaddress
 import logging
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from cryptography.x509.oid import NameOID
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tqclient import limits
-from tqclient.errors import InternalError, InvalidArgument, SampleNotFound, TQError, Unauthenticated
+from tqclient.errors import InternalError, InvalidArgument, SampleNotFound, TQError, Unauthenticated, Unavailable
 from tqclient.wire.status import from_rpc_error
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import controller_pb2_grpc
@@ -226,6 +227,41 @@ def test_half_a_tls_configuration_is_an_error(fields: dict[str, Path]) -> None:
         Security(**fields)
 
 
+@pytest.mark.parametrize("option", ["token_file", "tls_cert", "tls_key", "tls_client_ca"])
+def test_a_file_that_is_not_there_is_called_by_its_option(tmp_path: Path, option: str) -> None:
+    key, certificate = Authority("one").issue("server")
+    paths = {name: tmp_path / name for name in ("token_file", "tls_cert", "tls_key", "tls_client_ca")}
+    for name, content in (("token_file", b"one"), ("tls_cert", certificate), ("tls_key", key)):
+        paths[name].write_bytes(content)
+    paths["tls_client_ca"].write_bytes(certificate)
+    Security(**paths).credentials()
+    paths[option].unlink()
+    with pytest.raises(InvalidArgument, match=f"{option} {paths[option]}: No such file"):
+        _ = Security(**paths).interceptors(), Security(**paths).credentials()
+
+
+@pytest.mark.parametrize(
+    ("listen", "reason"),
+    [
+        ("127.0.0.1:{port}", "the port is in use; give another one with --listen"),
+        ("localhost:{port}", "the port is in use"),
+        ("0.0.0.0:{port}", "the port is in use"),
+        ("192.0.2.1:0", "Cannot assign requested address; give an address of this host with --listen"),
+        ("tq.invalid:0", "no host is called 'tq.invalid' here"),
+    ],
+)
+def test_an_address_that_cannot_be_bound_is_refused_with_its_reason(
+    listen: str, reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def start() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            await DaemonServer(Security()).start(listen.format(port=taken.getsockname()[1]), [])
+
+    with pytest.raises(Unavailable, match=f"cannot listen on {listen.partition(':')[0]}:\\d+: {reason}"):
+        asyncio.run(start())
+    assert "add_port" not in capfd.readouterr().err  # gRPC was not even asked
+
+
 class Authority:
     """Signs certificates."""
 
@@ -280,6 +316,8 @@ def test_tls_refuses_strangers_and_follows_a_rotation(tmp_path: Path, monkeypatc
         assert await calls(address, old.pem, mine)
         assert not await calls(address, old.pem, None)
         assert not await calls(address, old.pem, new.issue("foreign"))
+        paths["key"].write_bytes(new.issue("server")[0])  # its certificate comes later: until then, the former pair
+        assert await calls(address, old.pem, mine)
         install(new, old.pem + new.pem)
         assert await calls(address, new.pem, mine)
         assert await calls(address, new.pem, new.issue("client"))
