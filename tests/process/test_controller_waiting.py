@@ -33,10 +33,10 @@ def test_a_claim_waits_until_a_put_meets_it(client: Client) -> None:
 
 
 def test_a_claim_times_out_by_its_wait_and_by_its_deadline_and_changes_nothing(client: Client) -> None:
-    part = client.create()
+    part = client.create("a/1")
     client.commit(part, 1)
     for wait_ms, timeout in ((0, 10), (100, 10), (10_000, 0.3)):
-        with pytest.raises(errors.ClaimTimeout, match="1 samples are ready"):
+        with pytest.raises(errors.ClaimTimeout, match="of partition 'a/1': 1 samples are ready"):
             client.call("Claim", client.claim_request(part, 2, wait_ms=wait_ms), timeout=timeout)
     assert client.counts(part)["ready"] == 1
     assert waiting(client) == 0

@@ -123,12 +123,31 @@ def test_one_who_dies_before_the_ack_leaves_the_rollout_to_whoever_asks_next(
         raise ZeroDivisionError
     rollout = bridge.fetch(0, 0)
     assert rollout.ids.tolist() == ids
-    with pytest.raises(tq.ClaimTimeout):
+    with pytest.raises(tq.ClaimTimeout, match=r"00000000': the share of DP rank 0 .*'actor_train' .* process holds it"):
         bridge.fetch(0, 0, timeout=0.05)
     rollout.ack()
     rollout.ack()
     with pytest.raises(tq.Sealed):
         bridge.fetch(0, 0)
+
+
+def test_a_fetch_in_vain_says_what_its_share_lacks(client: tq.Client) -> None:
+    bridge = RolloutBridge(client, options())
+    share = "'{}/00000007': the share of DP rank {} for task 'actor_train' "
+    run = bridge.options.run
+    with pytest.raises(tq.ClaimTimeout) as caught:
+        bridge.fetch(7, 1, timeout=0)
+    assert str(caught.value) == share.format(run, 1) + "is not there: the rollout was not published in time"
+    bridge.publish(7, batch_of(4), 2)
+    with pytest.raises(tq.ClaimTimeout) as caught:
+        bridge.fetch(7, 1, ["tokens", "values"], timeout=0)
+    assert str(caught.value) == share.format(run, 1) + "lacks values: no task has written that in time"
+    with bridge.fetch(7, 0) as rollout:
+        rollout.put({"values": [torch.zeros(3)] * rollout.samples})
+    with pytest.raises(tq.ClaimTimeout, match=r"some samples lack values, or another process holds it"):
+        bridge.fetch(7, 1, ["values"], timeout=0)
+    with pytest.raises(tq.TopologyMismatch, match=r"published for DP ranks \[0, 1\], not 2"):
+        bridge.fetch(7, 2, timeout=0)
 
 
 def test_at_most_one_more_than_max_staleness_is_live_whatever_the_order(client: tq.Client) -> None:

@@ -19,7 +19,7 @@ import tqclient
 from tqclient import limits
 from tqclient.client import Client
 from tqclient.consumer import Batch
-from tqclient.errors import InternalError, InvalidArgument, PartitionNotFound, Sealed, TopologyMismatch
+from tqclient.errors import ClaimTimeout, InternalError, InvalidArgument, PartitionNotFound, Sealed, TopologyMismatch
 from tqclient.integrations.rollout import Rollout, mover_to
 from tqclient.integrations.rollout_admission import wait_until_finished
 from tqclient.integrations.rollout_fields import (
@@ -258,12 +258,14 @@ class RolloutBridge:
         )
         try:
             return consumer.claim(limits.ROWS_PER_CLAIM_MAX, copy=whole, ranges=ranges, timeout=_left(deadline))
-        except Sealed:
+        except (ClaimTimeout, Sealed) as error:
             info = part.describe()
-            if info.samples and wanted.dp_rank not in info.shards:
+            if info.sealed and info.samples and wanted.dp_rank not in info.shards:
                 raise TopologyMismatch(
                     f"{part.name!r} was published for DP ranks {list(info.shards)}, not {wanted.dp_rank}"
                 ) from None
+            if isinstance(error, ClaimTimeout):
+                raise ClaimTimeout(_missing(info, wanted)) from None
             raise
 
     def _check_place(self, dp_rank: int) -> None:
@@ -343,6 +345,18 @@ class RolloutBridge:
 
     def __repr__(self) -> str:
         return f"<RolloutBridge of {self.options.run!r} over {self._client!r}>"
+
+
+def _missing(info: tqclient.PartitionInfo, wanted: Wanted) -> str:
+    """Says why a share cannot be fetched yet."""
+    share = f"{info.name!r}: the share of DP rank {wanted.dp_rank} for task {wanted.task!r}"
+    if not info.sealed:
+        return f"{share} is not there: the rollout was not published in time"
+    if unwritten := [name for name in wanted.fields if name not in info.fields]:
+        return f"{share} lacks {', '.join(unwritten)}: no task has written that in time"
+    late = [name for name in wanted.fields if info.fields[name].written < info.samples]
+    why = f"some samples lack {', '.join(late)}, or " if late else ""
+    return f"{share} was not to be had in time: {why}another process holds it"
 
 
 def _left(deadline: float) -> float:

@@ -63,6 +63,9 @@ class Gauge(Protocol):
     def room_queue(self, request: pb.CommitRequest | pb.AcquirePermitRequest) -> object:
         """What puts and permits have in common that draw on the same limits."""
 
+    def place(self, partition_id: int) -> str:
+        """What a partition is called in a message."""
+
     def rate_note(self, request: pb.ClaimRequest) -> str:
         """How a rate limit holds the claim back, to end a message with."""
 
@@ -226,7 +229,7 @@ class ClaimLine(Line):
             return None
         request = waiter.request
         return InvalidArgument(
-            f"claims of consumer {request.consumer!r} of partition {request.partition_id} wait for "
+            f"claims of consumer {request.consumer!r} of {self._gauge.place(request.partition_id)} wait for "
             f"{limits.VIEWS_PER_CONSUMER_MAX} choices of `fields` and `where` already, the most there can be: wait for "
             "fewer at a time, or as another consumer"
         )
@@ -278,7 +281,7 @@ class ClaimLine(Line):
                 continue
             if verdict is Readiness.DRAINED:
                 sealed = Sealed(
-                    f"partition {head.request.partition_id} is sealed, and consumer {head.request.consumer!r} "
+                    f"{self._gauge.place(head.request.partition_id)} is sealed, and consumer {head.request.consumer!r} "
                     "has had all of it"
                 )
                 served.extend((waiter, sealed) for waiter in self._queues.pop(key))
@@ -322,8 +325,8 @@ class ClaimLine(Line):
         first = next(iter(self._queues.get(waiter.queue_key, ())), waiter)
         earlier = f"; a claim for {_amount(first.request)} came first" if first.ticket < waiter.ticket else ""
         return ClaimTimeout(
-            f"consumer {request.consumer!r} of partition {request.partition_id}: {ready} samples are ready{promised} "
-            f"for {list(request.fields) or 'every field'}, and "
+            f"consumer {request.consumer!r} of {self._gauge.place(request.partition_id)}: {ready} samples are ready"
+            f"{promised} for {list(request.fields) or 'every field'}, and "
             f"{_amount(request)} were asked for{earlier}{note}"
         )
 
@@ -402,6 +405,6 @@ class RoomLine(Line):
                     reasons += [f"another came first: {why}" for why in lacks.values()]
         what = f"{request.rows} rows" if isinstance(request, pb.CommitRequest) else f"a permit for {request.samples}"
         return BackpressureTimeout(
-            f"partition {request.partition_id} had no room for {what}: {'; '.join(reasons) or 'others came first'}. "
-            "Wait longer, or clear what was consumed"
+            f"{self._gauge.place(request.partition_id)} had no room for {what}: "
+            f"{'; '.join(reasons) or 'others came first'}. Wait longer, or clear what was consumed"
         )

@@ -103,7 +103,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         elif isinstance(effect, Changed):
             self._watches.wake(effect.partition_id)
         elif isinstance(effect, PartitionGone):
-            self._waiters.gone(effect.partition_id)
+            self._waiters.gone(effect.partition_id, effect.name)
             self._watches.wake(effect.partition_id)
         else:
             self._links.effect(effect)

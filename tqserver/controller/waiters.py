@@ -128,11 +128,11 @@ class Waiters:
         if partition_id in self._room:
             self._dirty[self._room[partition_id]] = None
 
-    def gone(self, partition_id: int) -> None:
+    def gone(self, partition_id: int, name: str) -> None:
         """A partition was deleted; whoever waits on it is refused."""
         self._refuse_all(
             [*self._claims.get(partition_id, {}).values(), *filter(None, [self._room.get(partition_id)])],
-            PartitionNotFound(f"partition {partition_id} was deleted meanwhile"),
+            PartitionNotFound(f"partition {name!r} was deleted meanwhile"),
         )
 
     def close(self, error: TQError) -> None:

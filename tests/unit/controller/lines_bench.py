@@ -74,6 +74,9 @@ class FakeCore:
             raise OverflowError("a bug")
         return request.sampler.name != "group"
 
+    def place(self, partition_id: int) -> str:
+        return f"partition 'p{partition_id}'"
+
     def rate_note(self, request: pb.ClaimRequest) -> str:
         return ""
 

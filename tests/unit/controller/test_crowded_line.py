@@ -20,7 +20,7 @@ def test_no_more_choices_are_waited_for_than_can_be_looked_at(monkeypatch: pytes
     bench.claim("no wait", 1, 0.0, where=b"3")
     refused = {name: type(error) for name, error in bench.refused.items()}
     assert refused == {"too many": InvalidArgument, "no wait": ClaimTimeout}
-    assert "consumer 'c' of partition 1" in str(bench.refused["too many"])
+    assert "consumer 'c' of partition 'p1'" in str(bench.refused["too many"])
     bench.clock.advance(11)
     assert sorted(bench.refused) == ["by another sampler", "no wait", "of 0", "of 1", "of 2", "too many"]
     bench.claim("there is room", 1, where=b"3")

@@ -206,6 +206,7 @@ def test_deadlines_end_waiting_and_grants_end_deadlines(bench: Bench) -> None:
     bench.claim("long", 1, seconds=9)
     bench.clock.advance(1.5)
     assert list(bench.refused) == ["short"]
+    assert "of partition 'p1': 0 samples are ready" in str(bench.refused["short"])
     assert "1 were asked for" in str(bench.refused["short"])
     bench.ready(1)
     bench.clock.advance(20)
@@ -267,8 +268,9 @@ def test_a_burst_is_granted_in_portions_that_follow_each_other(bench: Bench) -> 
 def test_a_deleted_partition_and_a_shutdown_refuse_everybody(bench: Bench) -> None:
     bench.claim("a", 1)
     bench.commit("b", 1)
-    bench.waiters.gone(1)
+    bench.waiters.gone(1, "p1")
     assert {type(error) for error in bench.refused.values()} == {PartitionNotFound}
+    assert {str(error) for error in bench.refused.values()} == {"partition 'p1' was deleted meanwhile"}
     bench.claim("c", 1)
     bench.waiters.close(Unavailable("shutting down"))
     assert isinstance(bench.refused["c"], Unavailable)
@@ -328,6 +330,7 @@ def test_a_commit_gives_up_in_time(bench: Bench) -> None:
     bench.commit("full", 1, seconds=2)
     bench.clock.advance(2)
     assert isinstance(bench.refused["full"], BackpressureTimeout)
+    assert "partition 'p1' had no room for" in str(bench.refused["full"])
 
 
 @given(

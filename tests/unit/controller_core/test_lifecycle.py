@@ -82,8 +82,9 @@ def test_name_is_taken_without_exist_ok(driver: Driver, session: int) -> None:
 def test_deleted_partition_is_gone_and_its_name_is_free(driver: Driver, session: int) -> None:
     p = driver.partition(session)
     driver.put(session, p, 3)
+    name = driver.core.describe_partition(p).name
     outcome = driver.send("delete_partition", pb.DeletePartitionRequest(partition_id=p), session=session)
-    assert PartitionGone(p) in outcome.effects
+    assert PartitionGone(p, name) in outcome.effects
     assert driver.sealed == set()
     with pytest.raises(PartitionNotFound):
         driver.core.describe_partition(p)

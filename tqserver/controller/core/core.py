@@ -295,6 +295,10 @@ class Core:
         """Returns what puts and permits have in common that draw on the same limits."""
         return admission.queue_of(self._state, request)
 
+    def place(self, partition_id: int) -> str:
+        """Returns what a partition is called in a message."""
+        return str(self._state.partitions.get(partition_id, f"partition {partition_id}"))
+
     def rate_note(self, request: controller_pb2.ClaimRequest) -> str:
         """Says what else than too few samples holds a claim back, to end a message with; raises as `readiness`."""
         return claims.rate_note(self._state, request)

@@ -65,6 +65,7 @@ class PartitionGone:
     """A partition was deleted: whoever waits on it gets PartitionNotFound."""
 
     partition_id: int
+    name: str
 
 
 @dataclass(frozen=True, slots=True)

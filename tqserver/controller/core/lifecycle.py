@@ -83,7 +83,7 @@ def delete_partition(
         ranks.disband(state, partition, consumer, now, out)
     blocks = partition.remove(partition.samples.slots())
     state.emptied(state.blocks.drop_references(blocks), now, out)
-    out.append(effects.PartitionGone(partition.partition_id))
+    out.append(effects.PartitionGone(partition.partition_id, partition.name))
     return pb.DeletePartitionReply()
 
 
