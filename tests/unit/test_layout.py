@@ -25,9 +25,13 @@ SHARED = (
     "tqclient.limits",
     "tqclient.memory",
     "tqclient.schema",
+    "tqclient.start",
     "tqclient.wire",
 )
 HEAVY = ("torch", "tensordict")
+SLOW = (*HEAVY, "argparse", "asyncio", "google.protobuf", "grpc", "numpy", "rich")
+# What a command is, or becomes: packages with a `__main__`.
+COMMANDS = ("benchmarks", "tqclient.cli", "tqserver", "tqserver.controller", "tqserver.storage")
 # The pure core has no I/O, no clock, no threads and no chance of its own: replaying its commands gives its state.
 IMPURE = ("asyncio", "grpc", "os", "random", "secrets", "socket", "sqlite3", "subprocess", "threading", "time", "uuid")
 
@@ -96,6 +100,8 @@ LOADS = [
     ("tqserver.storage.main", HEAVY),
     ("tqserver.controller.core", (*HEAVY, "grpc", "asyncio", "sqlite3")),
     ("tqclient", HEAVY),
+    # The commands' entry points are there for Ctrl-C before all that is imported.
+    *((f"{package}.__main__", SLOW) for package in COMMANDS),
 ]
 
 

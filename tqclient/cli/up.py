@@ -51,4 +51,4 @@ def _up(arguments: argparse.Namespace) -> NoReturn:
         arguments.listen,
     ]
     options += ["--data-dir", arguments.data_dir] if arguments.data_dir else []
-    os.execv(sys.executable, [sys.executable, "-m", "tqserver.up", *options])
+    os.execv(sys.executable, [sys.executable, "-m", "tqserver", *options])

@@ -1,0 +1,17 @@
+"""`tq-bench`, also as `python -m benchmarks`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tqclient.start import run
+
+
+def main() -> Any:
+    """Runs it; returns its exit status."""
+    return run("benchmarks.main")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,17 @@
+"""`tq`, also as `python -m tqclient.cli`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tqclient.start import run
+
+
+def main() -> Any:
+    """Runs it; returns its exit status."""
+    return run("tqclient.cli.main")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
