@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.arguments import count, minutes, output, seed, transport
 from benchmarks.peers import MEMCPY, OURS, PEERS, Peer
 from tqclient.limits import MIB
 
@@ -26,10 +26,10 @@ def add(commands: Any, parent: argparse.ArgumentParser, console: Console) -> Non
     sides = commands.add_parser("compare", parents=[parent], help="the same batches through us and through our peers")
     sides.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"{known}; all if none is named")
     sides.add_argument("--peers", nargs="+", metavar="PEER", help=f"{', '.join(PEERS)}; all if none is named")
-    sides.add_argument("--repeats", type=int, default=9, help="warm rounds (default 9)")
-    sides.add_argument("--seed", type=int, default=0)
+    sides.add_argument("--repeats", type=count, default=9, help="warm rounds (default 9)")
+    sides.add_argument("--seed", type=seed, default=0)
     sides.add_argument("--scale", choices=("full", "small"), default="full", help="small is for tests (default full)")
-    sides.add_argument("--plot", type=Path, metavar="FILE", help="draw it there, as a PNG")
+    sides.add_argument("--plot", type=output, metavar="FILE", help="draw it there, as a PNG")
     sides.set_defaults(command=lambda arguments: _compare(arguments, console))
 
     others = commands.add_parser("peers", help="the environments of the peers")
@@ -41,12 +41,12 @@ def add(commands: Any, parent: argparse.ArgumentParser, console: Console) -> Non
     listing.set_defaults(command=lambda arguments: _list(console))
 
     going = commands.add_parser("soak", parents=[parent], help="whether what it uses stays level while it goes on")
-    going.add_argument("--minutes", type=float, default=10.0, help="in all (default 10)")
+    going.add_argument("--minutes", type=minutes, default=10.0, help="in all (default 10)")
     going.add_argument("--workload", default="jagged", help="that goes round (default jagged)")
-    going.add_argument("--seed", type=int, default=0)
+    going.add_argument("--seed", type=seed, default=0)
     going.add_argument("--scale", choices=("full", "small"), default="full", help="small is for tests (default full)")
-    going.add_argument("--transport", default="auto", help="auto, shm, mooncake or grpc (default auto)")
-    going.add_argument("--plot", type=Path, metavar="FILE", help="draw it there, as a PNG")
+    going.add_argument("--transport", type=transport, default="auto", help="auto, shm, mooncake or grpc (default auto)")
+    going.add_argument("--plot", type=output, metavar="FILE", help="draw it there, as a PNG")
     going.set_defaults(command=lambda arguments: _soak(arguments, console))
 
 

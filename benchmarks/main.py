@@ -10,13 +10,14 @@ import json
 import sys
 from dataclasses import asdict
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine
+from benchmarks.arguments import count, output, seed, size, transport
+from tqclient.errors import TQError
 from tqclient.limits import MIB
 
 # Into a file or a pipe, rich would fold the table to 80 columns.
@@ -28,7 +29,11 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     report: dict[str, Any] = {"machine": machine.describe()}
     CONSOLE.print("  ".join(f"{key} {value}" for key, value in report["machine"].items()))
-    report.update(arguments.command(arguments))
+    try:
+        report.update(arguments.command(arguments))
+    except TQError as error:
+        sys.stderr.write(f"tq-bench: {type(error).__name__}: {error}\n")
+        return 1
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
     return int(report.get("failed", False))
@@ -40,48 +45,50 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tq-bench", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     parent = argparse.ArgumentParser(add_help=False)
-    parent.add_argument("--json", type=Path, metavar="FILE", help="write every figure there as well")
+    parent.add_argument("--json", type=output, metavar="FILE", help="write every figure there as well")
 
     put_get = commands.add_parser("run", parents=[parent], help="put and get, beside plain copies of the same bytes")
     put_get.add_argument(
         "workloads", nargs="*", metavar="WORKLOAD", help=", ".join(workloads.WORKLOADS) + "; all if none is named"
     )
-    put_get.add_argument("--repeats", type=int, default=9, help="warm rounds (default 9)")
-    put_get.add_argument("--seed", type=int, default=0)
-    put_get.add_argument("--transport", default="shm", help="auto, shm or grpc (default shm)")
-    put_get.add_argument("--arena", default="2GiB", help="of the storage node (default 2GiB)")
+    put_get.add_argument("--repeats", type=count, default=9, help="warm rounds (default 9)")
+    put_get.add_argument("--seed", type=seed, default=0)
+    put_get.add_argument("--transport", type=transport, default="shm", help="auto, shm or grpc (default shm)")
+    put_get.add_argument("--arena", type=size, default="2GiB", help="of the storage node (default 2GiB)")
     put_get.set_defaults(command=_run)
 
     blocked = commands.add_parser("claims", parents=[parent], help="what blocked claims cost the others")
-    blocked.add_argument("--waiting", type=int, default=1000, help="claims blocked on the server (default 1000)")
-    blocked.add_argument("--calls", type=int, default=2000, help="describe calls in each half (default 2000)")
+    blocked.add_argument("--waiting", type=count, default=1000, help="claims blocked on the server (default 1000)")
+    blocked.add_argument("--calls", type=count, default=2000, help="describe calls in each half (default 2000)")
     blocked.set_defaults(command=_claims)
 
     bridges = commands.add_parser(
         "bridge", parents=[parent], help="a rollout with and without its schedule, and by hand"
     )
-    bridges.add_argument("--samples", type=int, default=256, help="of each rollout, in 4 shards (default 256)")
-    bridges.add_argument("--repeats", type=int, default=30, help="rounds that count (default 30)")
-    bridges.add_argument("--seed", type=int, default=0)
-    bridges.add_argument("--arena", default="1GiB", help="of the storage node (default 1GiB)")
+    bridges.add_argument("--samples", type=count, default=256, help="of each rollout, in 4 shards (default 256)")
+    bridges.add_argument("--repeats", type=count, default=30, help="rounds that count (default 30)")
+    bridges.add_argument("--seed", type=seed, default=0)
+    bridges.add_argument("--arena", type=size, default="1GiB", help="of the storage node (default 1GiB)")
     bridges.set_defaults(command=_bridge)
 
     starts = commands.add_parser("start", parents=[parent], help="how soon the daemons serve")
-    starts.add_argument("--repeats", type=int, default=5, help="starts of each (default 5)")
-    starts.add_argument("--arena", default="1GiB", help="of the storage node (default 1GiB)")
+    starts.add_argument("--repeats", type=count, default=5, help="starts of each (default 5)")
+    starts.add_argument("--arena", type=size, default="1GiB", help="of the storage node (default 1GiB)")
     starts.set_defaults(command=_start)
 
     growing = commands.add_parser("growth", parents=[parent], help="whether cost grows as the work does")
-    growing.add_argument("--repeats", type=int, default=9, help="rounds that count (default 9)")
+    growing.add_argument("--repeats", type=count, default=9, help="rounds that count (default 9)")
     growing.add_argument("--scale", choices=("full", "small"), default="full", help="small is for tests (default full)")
     growing.set_defaults(command=_growth)
 
     paths = commands.add_parser("transport", parents=[parent], help="the same bytes over every path, and over Mooncake")
     paths.add_argument("paths", nargs="*", metavar="PATH", help="such as memcpy, mooncake, 'raw engine'; all if none")
-    paths.add_argument("--repeats", type=int, default=9, help="rounds that count (default 9)")
-    paths.add_argument("--seed", type=int, default=0)
-    paths.add_argument("--staging", metavar="SIZE", help="TQ_MOONCAKE_STAGING of our client (default: its own)")
-    paths.add_argument("--arena", default="3GiB", help="of the storage node (default 3GiB)")
+    paths.add_argument("--repeats", type=count, default=9, help="rounds that count (default 9)")
+    paths.add_argument("--seed", type=seed, default=0)
+    paths.add_argument(
+        "--staging", type=size, metavar="SIZE", help="TQ_MOONCAKE_STAGING of our client (default: its own)"
+    )
+    paths.add_argument("--arena", type=size, default="3GiB", help="of the storage node (default 3GiB)")
     paths.set_defaults(command=_transport)
 
     _add_scale(commands.add_parser("scale", parents=[parent], help="what a claim costs as a partition grows"))
@@ -91,13 +98,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_scale(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("samplers", nargs="*", metavar="SAMPLER", help="such as fifo, 'seqlen balanced'; all if none")
-    parser.add_argument("--sizes", type=int, nargs="+", metavar="ROWS", help="default 1000 10000 100000 1000000")
-    parser.add_argument("--repeats", type=int, default=300, help="claims of each kind (default 300)")
-    parser.add_argument("--waiting", type=int, default=1000, help="claims that one put wakes (default 1000)")
-    parser.add_argument("--groups", type=int, default=10_000, help="of 8 that arrive shuffled (default 10000)")
-    parser.add_argument("--plot", type=Path, metavar="FILE", default=Path("scale.png"), help="default scale.png")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--arena", default="1GiB", help="of the storage node (default 1GiB)")
+    parser.add_argument("--sizes", type=count, nargs="+", metavar="ROWS", help="default 1000 10000 100000 1000000")
+    parser.add_argument("--repeats", type=count, default=300, help="claims of each kind (default 300)")
+    parser.add_argument("--waiting", type=count, default=1000, help="claims that one put wakes (default 1000)")
+    parser.add_argument("--groups", type=count, default=10_000, help="of 8 that arrive shuffled (default 10000)")
+    parser.add_argument("--plot", type=output, metavar="FILE", default="scale.png", help="default scale.png")
+    parser.add_argument("--seed", type=seed, default=0)
+    parser.add_argument("--arena", type=size, default="1GiB", help="of the storage node (default 1GiB)")
     parser.set_defaults(command=_scale)
 
 
@@ -115,8 +122,8 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
     for result in results:
         for operation, spread in result.warm.items():
             ratio = ", ".join(f"{ratio:.2f}" for ratio in result.ratios(operation))
-            size = f"{result.size_bytes / 1e6:.1f}"
-            table.add_row(result.workload, size, operation, f"{result.cold_ms[operation]:.2f}", str(spread), ratio)
+            megabytes = f"{result.size_bytes / 1e6:.1f}"
+            table.add_row(result.workload, megabytes, operation, f"{result.cold_ms[operation]:.2f}", str(spread), ratio)
         table.add_section()
     CONSOLE.print(table)
     used = Table("workload", "process", "CPU s", "peak RSS MiB", "minor faults")
@@ -158,8 +165,8 @@ def _bridge(arguments: argparse.Namespace) -> dict[str, Any]:
     result = bridge.run(
         samples=arguments.samples, repeats=arguments.repeats, seed=arguments.seed, arena=arguments.arena
     )
-    size = f"{result.samples} samples, {result.size_bytes / 1e6:.1f} MB"
-    table = Table(f"publish and fetch {size}", "ms: median (min–max)", "count")
+    what = f"{result.samples} samples, {result.size_bytes / 1e6:.1f} MB"
+    table = Table(f"publish and fetch {what}", "ms: median (min–max)", "count")
     for name, spread in result.ways.items():
         table.add_row(name, str(spread), str(spread.count))
     CONSOLE.print(table)
@@ -195,13 +202,13 @@ def _growth(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _transport(arguments: argparse.Namespace) -> dict[str, Any]:
-    from benchmarks import transport
+    from benchmarks import transport as measuring
 
-    known = {path.name: path for path in transport.PATHS}
+    known = {path.name: path for path in measuring.PATHS}
     names = arguments.paths or list(known)
     if unknown := sorted(set(names) - known.keys()):
         raise SystemExit(f"tq-bench: no path {', '.join(unknown)}; there are {', '.join(known)}")
-    result = transport.run(
+    result = measuring.run(
         [known[name] for name in names],
         repeats=arguments.repeats,
         seed=arguments.seed,

@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 from benchmarks.statistics import Spread
+from benchmarks.workers import deaf_to_interrupts
+from tqclient.errors import Unavailable
 
 DAEMONS = ("tq-controller", "tq-storage")
-_MODULES = {"tq-controller": "tqserver.controller.main", "tq-storage": "tqserver.storage.main"}
+_MODULES = {"tq-controller": "tqserver.controller", "tq-storage": "tqserver.storage"}
 
 
 def run(*, repeats: int, arena: str) -> dict[str, Spread]:
@@ -40,7 +42,9 @@ def _time(daemon: str, directory: Path, arena: str) -> float:
         name = directory.name
         flags += ["--name", name, "--arena-bytes", arena, "--unlink-on-exit"]
     start = time.perf_counter()
-    with subprocess.Popen([sys.executable, "-m", _MODULES[daemon], *flags], stdout=subprocess.PIPE) as process:
+    with deaf_to_interrupts():
+        process = subprocess.Popen([sys.executable, "-m", _MODULES[daemon], *flags], stdout=subprocess.PIPE)
+    with process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
@@ -48,5 +52,5 @@ def _time(daemon: str, directory: Path, arena: str) -> float:
         finally:
             process.terminate()
     if b'"serving"' not in line:
-        raise RuntimeError(f"{daemon} did not start; its log is above")
+        raise Unavailable(f"{daemon} did not start; its log is above")
     return elapsed

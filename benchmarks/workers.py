@@ -9,10 +9,12 @@ import mmap
 import multiprocessing
 import os
 import pickle
+import signal
 import threading
 import time
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, Final, Protocol
 
@@ -47,6 +49,16 @@ class Child(Protocol):
         """Ends it by force."""
 
 
+@contextmanager
+def deaf_to_interrupts() -> Iterator[None]:
+    """Children that are started here never see a Ctrl-C: it is meant for this process, which ends them in order."""
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which children inherit
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
 class Worker:
     """One child process that carries out commands in turn."""
 
@@ -54,7 +66,9 @@ class Worker:
         spawn = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
         process = spawn.Process(target=_run, args=(theirs, target, *arguments), daemon=True)
-        process.start()
+        resource_tracker.ensure_running()  # started below, it would end the deafness
+        with deaf_to_interrupts():
+            process.start()
         theirs.close()
         self._process: Child = process
 

@@ -17,7 +17,7 @@ from typing import Final
 from benchmarks.machine import Usage, children_of
 from benchmarks.peers import Peer, bootstrap
 from benchmarks.peers.host import Setup, serve
-from benchmarks.workers import Worker, stop_all
+from benchmarks.workers import Worker, deaf_to_interrupts, stop_all
 
 HOME: Final = "TQ_BENCH_PEERS"
 _DEFAULT_HOME: Final = "~/.cache/tq-bench/peers"
@@ -28,7 +28,7 @@ class Hosted(Worker):
 
     def __init__(self, interpreter: Path, environ: Mapping[str, str], adapter: str, role: str, setup: Setup) -> None:
         self._pipe, theirs = multiprocessing.Pipe()
-        with (Path(setup.directory) / f"{role}.log").open("wb") as log:
+        with (Path(setup.directory) / f"{role}.log").open("wb") as log, deaf_to_interrupts():
             process = subprocess.Popen(
                 [str(interpreter), "-I", bootstrap.__file__, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],

@@ -1,0 +1,63 @@
+"""What the options of `tq-bench` may be: what is off is refused before anything is measured."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from pathlib import Path
+
+from tqclient.errors import InvalidArgument
+from tqclient.sizes import size_bytes
+
+
+def count(text: str) -> int:
+    """Parses a whole number above 0."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+def seed(text: str) -> int:
+    """Parses a whole number, 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return int(text)
+
+
+def minutes(text: str) -> float:
+    """Parses a number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes above 0")
+    return number
+
+
+def size(text: str) -> str:
+    """Checks a size such as `64MiB`."""
+    try:
+        size_bytes(text, what="SIZE")
+    except InvalidArgument as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def transport(text: str) -> str:
+    """Checks the name of a transport."""
+    from tqclient.transport import check_name
+
+    try:
+        return check_name(text)
+    except InvalidArgument as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def output(text: str) -> Path:
+    """Checks that a file can be written, before what it is to hold takes minutes to measure."""
+    path = Path(text)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} is no file that can be written")
+    return path
