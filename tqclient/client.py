@@ -110,10 +110,11 @@ def _given(text: str | None, what: str) -> str | None:
 
 def _controller_of(address: str | None) -> str:
     """Returns the address that was passed, or that of TQ_CONTROLLER."""
-    name, given = ("address", address) if address else ("TQ_CONTROLLER", os.environ.get("TQ_CONTROLLER"))
+    name, given = "address", _given(address, "address")
+    if not given:
+        name, given = "TQ_CONTROLLER", os.environ.get("TQ_CONTROLLER")
     if not given:
         raise InvalidArgument("no controller: pass its address, tq.connect('host:7700'), or set TQ_CONTROLLER")
-    given = text_of(given, what=name)
     try:
         split_address(given)
     except ValueError as error:
