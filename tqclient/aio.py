@@ -89,7 +89,7 @@ class Client:
         """Made by `connect`."""
         self._connection = connection
         self._state = connection.state
-        by_lane = AioLane if lane.ENABLED else None
+        by_lane = AioLane if lane.wanted() else None
         self._channels = Channels(connection.access.address, connection.access.aio_channel, lane=by_lane)
         self._finalizer = weakref.finalize(self, connection.close)
 

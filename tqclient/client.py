@@ -62,9 +62,8 @@ class Connection:
             tls = TLS(ca=tls)
         if tls is not None and not isinstance(tls, TLS):
             raise InvalidArgument(f"tls={tls!r:.80}: expected a tq.TLS, or the path of the CA's certificate")
-        token = _given(token, "token") or os.environ.get("TQ_TOKEN")
-        self.access = Access(address, token, tls or TLS.from_environment())
-        self.channels = channels = Channels(address, self.access.channel, lane=lane.Lane if lane.ENABLED else None)
+        self.access = Access(address, _token_of(token), tls or TLS.from_environment())
+        self.channels = channels = Channels(address, self.access.channel, lane=lane.Lane if lane.wanted() else None)
         self.transport = prefer
         self.required = prefer != "auto"
         pool = BufferPool()
@@ -104,10 +103,6 @@ class Connection:
                 channel.close()
 
 
-def _given(text: str | None, what: str) -> str | None:
-    return None if text is None else text_of(text, what=what)
-
-
 def _controller_of(address: str | None) -> str:
     """Returns the address that was passed, or that of TQ_CONTROLLER."""
     name, given = "address", _given(address, "address")
@@ -120,6 +115,14 @@ def _controller_of(address: str | None) -> str:
     except ValueError as error:
         raise InvalidArgument(f"{name}: {error}") from None
     return given
+
+
+def _token_of(token: str | None) -> str | None:
+    """Returns the token that was passed, or that of TQ_TOKEN; no error shows it."""
+    name, given = ("token", token) if token else ("TQ_TOKEN", os.environ.get("TQ_TOKEN"))
+    if given and not (isinstance(given, str) and given.isascii() and given.isprintable() and given == given.strip()):
+        raise InvalidArgument(f"{name}: expected printable ASCII, and no blank or line break around it")
+    return given or None
 
 
 def connect(

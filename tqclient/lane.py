@@ -28,8 +28,6 @@ from tqclient.wire.status import from_detail
 from tqclient.wire.v1 import common_pb2, lane_pb2
 from tqclient.wire.v1.lane_pb2_grpc import LaneStub
 
-ENABLED: Final = os.environ.get("TQ_LANE", "") != "off"
-"""Daemons of this host are called by their lanes; `TQ_LANE=off` calls them over gRPC as well."""
 IDLE_MAX: Final = 4
 """Connections that are kept for the next calls."""
 FIND_SECONDS: Final = 0.25
@@ -43,6 +41,18 @@ TakePreview = Callable[[bytes], None]
 """Takes a message that came ahead of a reply; must not raise."""
 
 _log = logging.getLogger(__name__)
+
+
+def wanted() -> bool:
+    """Whether daemons of this host are called by their lanes; `TQ_LANE=off` calls them over gRPC as well.
+
+    Raises:
+        InvalidArgument: it is neither on nor off.
+    """
+    word = os.environ.get("TQ_LANE") or "on"
+    if word not in ("on", "off"):
+        raise InvalidArgument(f"TQ_LANE={word!r}: expected on or off")
+    return word == "on"
 
 
 def _ignore(_: bytes) -> None:
@@ -194,7 +204,7 @@ def why_not(channel: grpc.Channel) -> str | None:
     Args:
         channel: blocking one to the daemon.
     """
-    if not ENABLED:
+    if not wanted():
         return "TQ_LANE=off"
     try:
         found: lane_pb2.FindLaneReply = LaneStub(channel).Find(lane_pb2.FindLaneRequest(), timeout=PROBE_SECONDS)  # type: ignore[no-untyped-call,unused-ignore]

@@ -88,7 +88,7 @@ def test_a_claim_that_nobody_asks_for_again_is_delivered_again_at_its_lease(
 @pytest.fixture
 def over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients call over gRPC alone: a lane would go past the proxy."""
-    monkeypatch.setattr(tqclient.lane, "ENABLED", False)
+    monkeypatch.setenv("TQ_LANE", "off")
 
 
 class _Calls:

@@ -101,7 +101,9 @@ def test_what_is_not_there_is_a_line_and_an_exit_code(
 
 def test_a_controller_that_is_away_is_exit_code_3(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--controller", "127.0.0.1:9", "--timeout", "0.2"]) == 3
-    assert capsys.readouterr().err.count("\n") == 1
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert line.endswith("; start one (tq up, tq-controller), or name it with --controller or TQ_CONTROLLER\n")
 
 
 def test_clear_removes_what_was_selected(ask: Any, service: str) -> None:
@@ -141,8 +143,24 @@ def test_top_looks_as_often_as_it_was_told(service: str, capsys: pytest.CaptureF
     assert second["rates"]["train/0001: samples"] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--data-dir", "/proc/tq"], "data_dir /proc/tq: No such file or directory; give a directory"),
+        (["--data-dir", "/dev/null"], "data_dir /dev/null: File exists; give a directory"),
+        (["--listen", "192.0.2.1:0"], "cannot listen on 192.0.2.1:0: Cannot assign requested address"),
+    ],
+    ids=str,
+)
+def test_up_says_why_it_cannot(supervisor: Supervisor, flags: list[str], message: str) -> None:
+    child = supervisor.command([sys.executable, "-m", "tqclient.cli", "up", "--arena", "16MiB", *flags], name="up")
+    assert child.wait(timeout=20) == 1
+    assert message in child.stderr
+    assert "Traceback" not in child.stderr
+
+
 def test_up_serves_until_it_is_interrupted(supervisor: Supervisor) -> None:
-    command = [sys.executable, "-m", "tqclient.cli.main", "up", "--listen", "127.0.0.1:0", "--arena", "64MiB"]
+    command = [sys.executable, "-m", "tqclient.cli", "up", "--listen", "127.0.0.1:0", "--arena", "64MiB"]
     child = supervisor.command(command, name="up")
     address = child.wait_for("TQ_CONTROLLER=", timeout=20).partition("TQ_CONTROLLER=")[2]
     assert main(["status", "--controller", address]) == 0

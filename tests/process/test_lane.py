@@ -68,7 +68,7 @@ def test_every_daemon_is_called_by_its_lane(cluster: LocalCluster) -> None:
 
 
 def test_without_lanes_every_call_goes_over_grpc(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tqclient.lane.ENABLED", False)
+    monkeypatch.setenv("TQ_LANE", "off")
     with tq.connect(cluster.address) as client:
         part = client.create_partition("p")
         for _ in range(3):
@@ -111,7 +111,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_a_claim_that_waits_reads_ahead_what_a_lane_previews(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, taken: list[bool], lanes: bool, copy: bool
 ) -> None:
-    monkeypatch.setattr("tqclient.lane.ENABLED", lanes)
+    monkeypatch.setenv("TQ_LANE", "on" if lanes else "off")
     with (
         tq.connect(cluster.address) as client,
         tq.connect(cluster.address) as other,

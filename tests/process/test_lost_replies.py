@@ -16,7 +16,6 @@ import torch
 import tqclient as tq
 from tests.harness.proxy import FaultProxy
 from tests.harness.supervisor import wait_until
-from tqclient import lane
 from tqclient.wire.v1 import storage_pb2, storage_pb2_grpc
 from tqserver.local import LocalCluster
 
@@ -75,7 +74,7 @@ def test_a_put_whose_outcome_is_unknown_is_stored_or_leaves_no_room_behind() -> 
 @pytest.fixture
 def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
     """Stands between clients and the storage node of `behind`."""
-    monkeypatch.setattr(lane, "ENABLED", False)  # it would lead around the proxy
+    monkeypatch.setenv("TQ_LANE", "off")  # it would lead around the proxy
     with FaultProxy("127.0.0.1:1") as proxy:
         yield proxy
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from tqclient.cli.connection import connect
+from tqclient.cli.connection import reach
 from tqclient.cli.report import Report
 from tqclient.errors import InvalidArgument
 
@@ -53,13 +53,20 @@ def tag_of(text: str) -> tuple[str, Any]:
 
 
 def selection_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns the arguments of `Partition.clear` that a command line means."""
+    """Returns the arguments of `Partition.clear` that a command line means.
+
+    Raises:
+        InvalidArgument: two values for one tag, which no sample has.
+    """
+    tags = dict(arguments.tag or ())
+    if len(tags) < len(arguments.tag or ()):
+        raise InvalidArgument("--tag: a sample has one value of each tag, and one is named twice")
     named = {
         "ids": arguments.id,
         "keys": arguments.key,
         "prefix": arguments.prefix,
         "groups": arguments.group,
-        "tags": dict(arguments.tag) if arguments.tag else None,
+        "tags": tags or None,
     }
     return {name: value for name, value in named.items() if value is not None}
 
@@ -75,6 +82,6 @@ def _clear(arguments: argparse.Namespace) -> Report:
             "yes",
         ):
             return Report({"removed": []}, Text("nothing was removed"), code=1)
-    with connect(arguments) as client:
+    with reach(arguments) as client:
         removed = [int(each) for each in client.partition(arguments.partition).clear(**selection)]
     return Report({"removed": removed}, Text(f"{len(removed):,} samples removed"))

@@ -7,12 +7,15 @@ import os
 from typing import TYPE_CHECKING, Final
 
 import tqclient
+from tqclient.errors import Unavailable
 from tqclient.wire.addresses import split_address
 
 if TYPE_CHECKING:
     from tqclient.client import Client
 
 DEFAULT_CONTROLLER: Final = "127.0.0.1:7700"
+START_ONE: Final = "start one (tq up, tq-controller), or name it with --controller or TQ_CONTROLLER"
+"""What to do where no controller answers."""
 
 
 def controller_address(arguments: argparse.Namespace) -> str:
@@ -48,3 +51,11 @@ def connect(arguments: argparse.Namespace, *, transport: str = "auto") -> Client
     """
     named = arguments.controller or (None if os.environ.get("TQ_CONTROLLER") else DEFAULT_CONTROLLER)
     return tqclient.connect(named, transport=transport, timeout=arguments.timeout)
+
+
+def reach(arguments: argparse.Namespace) -> Client:
+    """Connects, likewise; where nobody answers, the error ends with what to do."""
+    try:
+        return connect(arguments)
+    except Unavailable as error:
+        raise Unavailable(f"{error.message}; {START_ONE}") from None

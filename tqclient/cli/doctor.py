@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Group
 from rich.text import Text
 
-from tqclient.cli.connection import connect, controller_address
+from tqclient.cli.connection import START_ONE, connect, controller_address
 from tqclient.cli.prove import library_text, proof_of
 from tqclient.cli.report import Report, size_text, table
 from tqclient.errors import TQError
@@ -100,9 +100,7 @@ def examine(arguments: argparse.Namespace) -> list[Finding]:
             elapsed_ms = (time.monotonic() - started) * 1000
             calls = _call_findings(client._connection.channels.channel, address, cluster)
     except TQError as error:
-        remedy = (
-            "start one (tq up, tq-controller), or name it with --controller or TQ_CONTROLLER" if error.retryable else ""
-        )
+        remedy = START_ONE if error.retryable else ""
         return [*findings, Finding(f"controller {address}", "bad", str(error), remedy)]
     detail = f"answered in {elapsed_ms:.0f} ms; start {cluster.epoch}, {cluster.sessions} sessions"
     findings.append(Finding(f"controller {address}", "ok", detail))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 from rich.text import Text
 
-from tqclient.cli.connection import connect
+from tqclient.cli.connection import reach
 from tqclient.cli.report import Report, plain, preview, printable, size_text, table
 from tqclient.errors import SampleNotFound
 from tqclient.info import STATES, ClusterInfo, PartitionInfo
@@ -50,7 +50,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _status(arguments: argparse.Namespace) -> Report:
-    with connect(arguments) as client:
+    with reach(arguments) as client:
         return status_report(client.describe())
 
 
@@ -78,7 +78,7 @@ def status_report(cluster: ClusterInfo) -> Report:
 
 
 def _partitions(arguments: argparse.Namespace) -> Report:
-    with connect(arguments) as client:
+    with reach(arguments) as client:
         return partitions_report(client.partitions(arguments.prefix))
 
 
@@ -95,7 +95,7 @@ def partitions_report(found: Sequence[PartitionInfo]) -> Report:
 
 
 def _show(arguments: argparse.Namespace) -> Report:
-    with connect(arguments) as client:
+    with reach(arguments) as client:
         partition = client.partition(arguments.partition)
         return show_report(partition.describe(), partition.metadata.to_dict())
 
@@ -126,7 +126,7 @@ def show_report(info: PartitionInfo, metadata: Mapping[str, Any]) -> Report:
 
 
 def _peek(arguments: argparse.Namespace) -> Report:
-    with connect(arguments) as client:
+    with reach(arguments) as client:
         partition = client.partition(arguments.partition)
         values, facts = sample_of(partition, arguments.id, arguments.key, arguments.field)
     head = ", ".join(f"{name} {preview(value)}" for name, value in facts.items() if value is not None)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Final
 
-from rich.console import Console
-
 from tqclient.cli import change, doctor, look, top, up
 from tqclient.cli.connection import DEFAULT_CONTROLLER, address_of
-from tqclient.cli.report import Report
+from tqclient.cli.report import Report, console
 from tqclient.errors import (
     InvalidArgument,
     PartitionNotFound,
@@ -71,9 +70,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments behind `tq`; None takes the process's.
     """
     arguments = parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # names and values hold what a terminal may have no letter for
     try:
         report: Report = arguments.run(arguments)
-        report.write(Console(), as_json=arguments.json)
+        report.write(console(), as_json=arguments.json)
         sys.stdout.flush()
         return report.code
     except TQError as error:
@@ -81,9 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return next((EXIT_CODES[base] for base in type(error).__mro__ if base in EXIT_CODES), EXIT_OTHER)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader (`| head`) has seen enough. Python would complain once more when it flushes at exit.
+    except OSError as error:
+        # Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # else the reader (`| head`) has seen enough
+            print(f"tq: {error.strerror}", file=sys.stderr)
         return EXIT_OTHER
 
 

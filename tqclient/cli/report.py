@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rich.console import Console, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 HEAD_VALUES: Final = 6
@@ -18,6 +22,10 @@ TEXT_CHARS: Final = 72
 """Of a string in a preview."""
 ITEMS_MAX: Final = 8
 """Leading entries of a list or dict that a preview shows."""
+WIDE: Final = 10_000
+"""Columns of what is no terminal."""
+FOLDED_MIN: Final = 8
+"""Columns that a folded cell has at least."""
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -38,20 +46,50 @@ class Report:
     def write(self, console: Console, *, as_json: bool) -> None:
         """Prints the outcome in one of its two forms."""
         if as_json:
-            console.file.write(json.dumps(self.data, ensure_ascii=False, allow_nan=False) + "\n")
+            escapes = not console.encoding.startswith("utf")
+            console.file.write(json.dumps(self.data, ensure_ascii=escapes, allow_nan=False) + "\n")
         else:
-            console.print(self.view)
+            console.print(self.view, crop=False)
+
+
+def console() -> Console:
+    """Returns where commands print: a terminal in its width, a file or a pipe in lines as long as they need to be."""
+    wide = not sys.stdout.isatty() and not os.environ.get("COLUMNS")
+    return Console(width=WIDE if wide else None)
+
+
+class _Table(Table):
+    """A table whose columns stand closer where they would not all have room, and never give up their least width."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if Measurement.get(console, options.update(max_width=WIDE), self).maximum > options.max_width:
+            self.padding = (0, 1, 0, 0)
+        least = sum((column.min_width or 0) + 1 for column in self.columns)
+        yield from super().__rich_console__(console, options.update(max_width=max(options.max_width, least)))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """Returns a table. A column that begins with `#` holds numbers; the last one wraps where room is scarce."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
+    """Returns a table. A column that begins with `#` holds numbers, which are never folded.
+
+    Where room is scarce, the last column folds; or all that hold text, where the last one holds numbers. Where that is
+    not enough, lines are too long.
+    """
+    cells = [[f"{cell:,}" if type(cell) is int else printable(str(cell)) for cell in row] for row in rows]
+    made = _Table(box=None, pad_edge=False, header_style="bold")
+    for index, column in enumerate(columns):
         numeric = column.startswith("#")
-        last = column is columns[-1]
-        made.add_column(column.lstrip("#"), justify="right" if numeric else "left", no_wrap=not last, overflow="fold")
-    for row in rows:
-        made.add_row(*(escape(f"{cell:,}" if type(cell) is int else printable(str(cell))) for cell in row))
+        folds = not numeric and (column is columns[-1] or columns[-1].startswith("#"))
+        head = column.lstrip("#")
+        widest = max(map(cell_len, (head, *(row[index] for row in cells))))
+        made.add_column(
+            head,
+            justify="right" if numeric else "left",
+            no_wrap=not folds,
+            overflow="fold",
+            min_width=min(widest, max(cell_len(head), FOLDED_MIN)) if folds else widest,
+        )
+    for row in cells:
+        made.add_row(*map(escape, row))
     return made
 
 

@@ -7,17 +7,20 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from tqclient.cli.connection import connect
+from tqclient.cli.connection import reach
 from tqclient.cli.look import partitions_report, status_report
-from tqclient.cli.report import Report, table
+from tqclient.cli.report import Report, console, table
 from tqclient.errors import InvalidArgument
 from tqclient.info import ClusterInfo, PartitionInfo
+
+INTERVAL_MAX: Final = 86_400.0
+"""Seconds: a day."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,11 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _top(arguments: argparse.Namespace) -> Report:
-    if arguments.interval <= 0 or (arguments.count is not None and arguments.count < 1):
-        raise InvalidArgument("--interval and --count must be above 0")
-    console = Console()
+    if not 0 < arguments.interval <= INTERVAL_MAX or (arguments.count is not None and arguments.count < 1):
+        raise InvalidArgument(f"--interval and --count must be above 0, and --interval at most {INTERVAL_MAX:.0f}")
+    out = console()
     screen = Console(quiet=arguments.json)
-    with connect(arguments) as client, Live(console=screen, transient=True, auto_refresh=False) as live:
+    with reach(arguments) as client, Live(console=screen, transient=True, auto_refresh=False) as live:
         before: Look | None = None
         for taken in itertools.count(1):
             look = Look(time.monotonic(), client.describe(), client.partitions())
@@ -58,7 +61,7 @@ def _top(arguments: argparse.Namespace) -> Report:
             if taken == arguments.count:
                 return report
             if arguments.json:
-                report.write(console, as_json=True)
+                report.write(out, as_json=True)
             else:
                 live.update(report.view, refresh=True)
             before = look

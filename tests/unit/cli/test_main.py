@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 
 import pytest
 
@@ -69,6 +71,36 @@ def test_an_error_is_a_line_and_an_exit_code(
     assert cli.main(["status"]) == code
     expected = "" if error is KeyboardInterrupt else f"tq: {error.__name__}: what was wrong\n"
     assert capsys.readouterr() == ("", expected)
+
+
+def test_output_that_cannot_be_written_is_a_line() -> None:
+    report = (
+        "import sys; from tqclient.cli import main as cli; from tqclient.cli.report import Report\n"
+        "import argparse; real = cli.parser(); cli.parser = lambda: real\n"
+        "real.parse_args = lambda _: argparse.Namespace(run=lambda _: Report('x' * 1000, ''), json=True)\n"
+        "sys.exit(cli.main([]))"
+    )
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", report], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, "tq: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["top", "--interval", "nan"], "--interval and --count must be above 0"),
+        (["top", "--interval", "inf"], "--interval at most 86400"),
+        (["top", "--count", "0"], "--interval and --count must be above 0"),
+        (["clear", "p", "--yes", "--tag", "a=1", "--tag", "a=2"], "--tag: a sample has one value of each tag"),
+        (["status", "--timeout", "nan"], "timeout=nan"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_makes_no_sense_exits_with_2(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*argv, "--controller", "127.0.0.1:9"]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_clear_without_a_terminal_asks_for_yes(

@@ -12,7 +12,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from tqclient.cli.report import Report, plain, preview, size_text, table
+from tqclient.cli.report import Report, console, plain, preview, size_text, table
+from tqclient.info import STATES
 
 SIZES = [
     (0, "0 B"),
@@ -79,3 +80,44 @@ def test_a_report_prints_one_form_or_the_other() -> None:
         outputs.append(console.file.getvalue())  # type: ignore[attr-defined]
     assert outputs[0] == '{"samples": 12345}\n'
     assert [line.split() for line in outputs[1].splitlines()] == [["name", "samples"], [r"train/[0]\x1b", "12,345"]]
+
+
+COLUMNS = ["partition", "state", "#samples", "#bytes", "consumer", *(f"#{state}" for state in STATES)]
+ROW = ["train/step-000012", "open", 1_234_567, "64.0 MiB", "actor_train", 0, 12_345, 64, 1_222_158, 0]
+
+
+def lines_of(width: int) -> list[str]:
+    out = Console(file=io.StringIO(), width=width)
+    Report(None, table(COLUMNS, [ROW])).write(out, as_json=False)
+    return [line.rstrip() for line in out.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 90, 200])
+def test_neither_a_number_nor_its_head_is_ever_cut_or_folded(width: int) -> None:
+    lines = [line.split() for line in lines_of(width)]
+    assert lines[0] == [column.lstrip("#") for column in COLUMNS]
+    assert "1,234,567 64.0 MiB" in " ".join(lines[1])
+    assert lines[1][-5:] == ["0", "12,345", "64", "1,222,158", "0"]
+
+
+def test_names_are_folded_where_room_is_scarce() -> None:
+    assert len(lines_of(200)) == 2
+    folded = [line.split() for line in lines_of(80)[1:]]
+    assert (folded[0][0] + folded[1][0], folded[0][5] + folded[1][1]) == ("train/step-000012", "actor_train")
+
+
+def test_what_is_no_terminal_has_lines_as_long_as_they_need_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert console().width > 1000
+    monkeypatch.setenv("COLUMNS", "70")
+    assert console().width == 70
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
+def test_json_is_json_in_any_encoding(encoding: str) -> None:
+    written = io.BytesIO()
+    out = Console(file=io.TextIOWrapper(written, encoding))
+    Report({"name": "é→𝄞"}, "").write(out, as_json=True)
+    out.file.flush()
+    assert json.loads(written.getvalue().decode(encoding)) == {"name": "é→𝄞"}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tqclient as tq
-from tqclient import errors
+from tqclient import errors, lane
 from tqclient.channel import TLS
 from tqclient.errors import InvalidArgument, TQError
 from tqclient.sizes import size_bytes
@@ -78,6 +78,29 @@ def test_sizes(text: str | int, expected: int) -> None:
 def test_what_is_no_size(text: Any) -> None:
     with pytest.raises(InvalidArgument, match="size="):
         size_bytes(text, what="size")
+
+
+@pytest.mark.parametrize("wrong", ["a\nb", "a\n", " a", "é", b"a"])
+def test_a_token_that_cannot_be_sent_is_refused_and_not_shown(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"^token: expected printable ASCII, and no blank or line break around it$"
+    ):
+        tq.connect("127.0.0.1:9", token=wrong, timeout=0)
+    if isinstance(wrong, str):
+        monkeypatch.setenv("TQ_TOKEN", wrong)
+        with pytest.raises(InvalidArgument, match=r"^TQ_TOKEN: expected"):
+            tq.connect("127.0.0.1:9", timeout=0)
+
+
+def test_a_switch_is_on_or_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {}
+    for word in ("", "on", "off"):
+        monkeypatch.setenv("TQ_LANE", word)
+        found[word] = lane.wanted()
+    assert found == {"": True, "on": True, "off": False}
+    monkeypatch.setenv("TQ_LANE", "maybe")
+    with pytest.raises(InvalidArgument, match="TQ_LANE='maybe': expected on or off"):
+        tq.connect("127.0.0.1:9", timeout=0)
 
 
 def test_tls_files_go_together(tmp_path: Any) -> None:

@@ -351,7 +351,7 @@ def test_why_a_lane_is_not_to_be_had_can_be_told(daemon: Daemon, monkeypatch: py
     assert str(reason(daemon)).startswith("its lane is not to be had: ")
     daemon.server._lane._name = "tq-lane-of-another-host"
     assert reason(daemon) == "it is on another host"
-    monkeypatch.setattr("tqclient.lane.ENABLED", False)
+    monkeypatch.setenv("TQ_LANE", "off")
     assert reason(daemon) == "TQ_LANE=off"
 
 

@@ -41,7 +41,7 @@ class Options:
             InvalidArgument: a size is none.
             TransportUnavailable: it is out of bounds.
         """
-        staging = size_bytes(environ.get("TQ_MOONCAKE_STAGING", STAGING_BYTES), what="TQ_MOONCAKE_STAGING")
+        staging = size_bytes(environ.get("TQ_MOONCAKE_STAGING") or STAGING_BYTES, what="TQ_MOONCAKE_STAGING")
         if not STAGING_BYTES_MIN <= staging <= STAGING_BYTES_MAX:
             raise TransportUnavailable(
                 f"TQ_MOONCAKE_STAGING is {staging} bytes: expected {STAGING_BYTES_MIN} to {STAGING_BYTES_MAX}"
