@@ -105,7 +105,7 @@ class Connection:
 
 def _controller_of(address: str | None) -> str:
     """Returns the address that was passed, or that of TQ_CONTROLLER."""
-    name, given = "address", _given(address, "address")
+    name, given = "address", None if address is None else text_of(address, what="address")
     if not given:
         name, given = "TQ_CONTROLLER", os.environ.get("TQ_CONTROLLER")
     if not given:
@@ -119,10 +119,14 @@ def _controller_of(address: str | None) -> str:
 
 def _token_of(token: str | None) -> str | None:
     """Returns the token that was passed, or that of TQ_TOKEN; no error shows it."""
-    name, given = ("token", token) if token else ("TQ_TOKEN", os.environ.get("TQ_TOKEN"))
-    if given and not (isinstance(given, str) and given.isascii() and given.isprintable() and given == given.strip()):
+    name, given = "token", token
+    if token is None or (isinstance(token, str) and not token):
+        name, given = "TQ_TOKEN", os.environ.get("TQ_TOKEN") or None
+    if given is not None and not (
+        isinstance(given, str) and given.isascii() and given.isprintable() and given == given.strip()
+    ):
         raise InvalidArgument(f"{name}: expected printable ASCII, and no blank or line break around it")
-    return given or None
+    return given
 
 
 def connect(
