@@ -10,25 +10,13 @@ import torch
 from tensordict import TensorDict
 
 import tqclient.compat.transfer_queue as tq
-from tests.process.transfer_queue_rig import connected
+from tests.process.transfer_queue_rig import address, name
 from tqclient.compat.transfer_queue import config
-from tqserver.local import LocalCluster
+
+__all__ = ["address", "name"]
 
 GROUPS_OF_4 = ("GRPOGroupNSampler", {"n_samples_per_prompt": 4})
 SEQUENTIAL: tuple[str, dict[str, Any]] = ("SequentialSampler", {})
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with LocalCluster(storage_nodes=1, arena="64MiB") as running:
-        yield running.address
-
-
-@pytest.fixture
-def name(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A partition of the test's own; the process is connected."""
-    with connected(address, monkeypatch) as partition:
-        yield partition
 
 
 def use(sampler: Any) -> None:

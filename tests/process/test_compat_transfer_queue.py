@@ -6,7 +6,6 @@ import asyncio
 import multiprocessing
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,27 +15,10 @@ from tensordict import NonTensorStack, TensorDict
 import tqclient
 import tqclient.compat.transfer_queue as tq
 from tests.harness.supervisor import wait_until
-from tests.process.transfer_queue_rig import connected, lists, tensors
+from tests.process.transfer_queue_rig import address, client, lists, name, tensors
 from tqclient.compat.transfer_queue import config, lookup
-from tqserver.local import LocalCluster
 
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with LocalCluster(storage_nodes=1, arena="64MiB") as running:
-        yield running.address
-
-
-@pytest.fixture
-def name(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A partition of the test's own; the process is connected."""
-    with connected(address, monkeypatch) as partition:
-        yield partition
-
-
-@pytest.fixture
-def client(name: str) -> tq.TransferQueueClient:
-    return tq.get_client()
+__all__ = ["address", "client", "name"]
 
 
 # Keys.

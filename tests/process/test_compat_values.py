@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,26 +9,9 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 import tqclient.compat.transfer_queue as tq
-from tests.process.transfer_queue_rig import connected, lists, tensors
-from tqserver.local import LocalCluster
+from tests.process.transfer_queue_rig import address, client, lists, name, tensors
 
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with LocalCluster(storage_nodes=1, arena="64MiB") as running:
-        yield running.address
-
-
-@pytest.fixture
-def name(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A partition of the test's own; the process is connected."""
-    with connected(address, monkeypatch) as partition:
-        yield partition
-
-
-@pytest.fixture
-def client(name: str) -> tq.TransferQueueClient:
-    return tq.get_client()
+__all__ = ["address", "client", "name"]
 
 
 def nested(first: int) -> Any:

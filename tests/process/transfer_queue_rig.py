@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict
 
 import tqclient.compat.transfer_queue as tq
+from tqserver.local import LocalCluster
 
 _numbers = itertools.count()
 
@@ -23,6 +24,24 @@ def connected(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     tq.init({})
     yield f"train/{next(_numbers)}"
     tq.close()
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with LocalCluster(storage_nodes=1, arena="64MiB") as running:
+        yield running.address
+
+
+@pytest.fixture
+def name(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A partition of the test's own; the process is connected."""
+    with connected(address, monkeypatch) as partition:
+        yield partition
+
+
+@pytest.fixture
+def client(name: str) -> tq.TransferQueueClient:
+    return tq.get_client()
 
 
 def tensors(rows: int, width: int = 3) -> Any:
