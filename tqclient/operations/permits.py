@@ -9,7 +9,7 @@ from tqclient import limits
 from tqclient.errors import BackpressureTimeout, InvalidArgument, LeaseExpired, Sealed, TQError, Unavailable
 from tqclient.info import PartitionRef
 from tqclient.operations.effects import CONTROLLER, UNKNOWN_OUTCOME, Call, Deadline, Operation, call
-from tqclient.operations.sessions import CLOSE_TIMEOUT, in_session
+from tqclient.operations.sessions import CLOSE_TIMEOUT, in_session, settle_each
 from tqclient.state import ClientState, LostPermit, Session
 from tqclient.wire.v1 import controller_pb2 as pb
 
@@ -126,19 +126,20 @@ def _return(state: ClientState, lost: LostPermit, session: Session) -> Operation
 
 def return_lost_permits(state: ClientState) -> Operation[None]:
     """Gives back permits that this client holds at the controller but nobody in it knows of any more."""
-    for _ in range(len(state.lost_permits)):
-        lost = state.lost_permits.popleft()
-        try:
-            yield from _return_lost(state, lost)
-        except Unavailable:
-            state.lost_permits.append(lost)  # once the controller is back
-            return
-        except (LeaseExpired, BackpressureTimeout, Sealed):
-            _log.debug("permit %d of session %d was never granted, or has ended", lost.permit, lost.session)
-        except TQError as error:
-            _log.warning("permit %d of session %d is left to its session: %s", lost.permit, lost.session, error)
-        if lost.request is not None:
-            state.requests.settle(lost.request.mutation.request)
+    yield from settle_each(state.lost_permits, lambda lost: _settle_permit(state, lost))
+
+
+def _settle_permit(state: ClientState, lost: LostPermit) -> Operation[None]:
+    try:
+        yield from _return_lost(state, lost)
+    except Unavailable:
+        raise
+    except (LeaseExpired, BackpressureTimeout, Sealed):
+        _log.debug("permit %d of session %d was never granted, or has ended", lost.permit, lost.session)
+    except TQError as error:
+        _log.warning("permit %d of session %d is left to its session: %s", lost.permit, lost.session, error)
+    if lost.request is not None:
+        state.requests.settle(lost.request.mutation.request)
 
 
 def _return_lost(state: ClientState, lost: LostPermit) -> Operation[None]:

@@ -22,7 +22,7 @@ from tqclient.operations.compare import equal_rows
 from tqclient.operations.effects import CONTROLLER, UNKNOWN_OUTCOME, Call, Deadline, Operation, Work, call
 from tqclient.operations.nodes import Placed, Target, give_up, patience, reserve
 from tqclient.operations.permits import PermitHandle
-from tqclient.operations.sessions import CLOSE_TIMEOUT, in_session, pause_and_refresh, session_is_live
+from tqclient.operations.sessions import CLOSE_TIMEOUT, in_session, pause_and_refresh, session_is_live, settle_each
 from tqclient.rows import ids_of
 from tqclient.schema import Form, join
 from tqclient.state import ClientState, LostPut, Session
@@ -249,22 +249,17 @@ def _put_once(
 
 def settle_lost_puts(state: ClientState) -> Operation[None]:
     """Learns what became of puts whose outcome nobody waited for, and books their room."""
-    for _ in range(len(state.lost_puts)):
-        lost = state.lost_puts.popleft()
-        fate: Fate | None = None
-        try:
-            fate = yield from _fate(state, lost)
-        finally:
-            if fate is None:  # the controller is away
-                state.lost_puts.append(lost)
-        if fate is None:
-            return
+
+    def settle(lost: LostPut) -> Operation[None]:
+        fate = yield from _fate(state, lost)
         state.windows.settle(lost.cuts, fate)
         state.requests.settle(lost.commit.mutation.request)
 
+    yield from settle_each(state.lost_puts, settle)
 
-def _fate(state: ClientState, lost: LostPut) -> Operation[Fate | None]:
-    """Asks the controller; what was not applied up to then never is. None: it did not answer."""
+
+def _fate(state: ClientState, lost: LostPut) -> Operation[Fate]:
+    """Asks the controller; what was not applied up to then never is."""
     session = state.session
     sent = lost.commit.mutation
     if session is None or session.session != sent.session:
@@ -275,7 +270,7 @@ def _fate(state: ClientState, lost: LostPut) -> Operation[Fate | None]:
     try:
         yield Call(CONTROLLER, "Commit", request, CLOSE_TIMEOUT)
     except Unavailable:
-        return None
+        raise
     except (LeaseExpired, InternalError, InvalidArgument):
         return "unknown"
     except TQError as error:

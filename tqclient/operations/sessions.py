@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
@@ -186,21 +187,33 @@ def pause_and_refresh(state: ClientState, backoff: Backoff, deadline: Deadline, 
         raise cause from silent
 
 
+def settle_each(lost: deque[T], settle: Callable[[T], Operation[None]]) -> Operation[None]:
+    """Settles what nobody in this client holds any more. While the controller is away, the rest is kept."""
+    for _ in range(len(lost)):
+        each = lost.popleft()
+        try:
+            yield from settle(each)
+        except Unavailable:
+            lost.append(each)
+            return
+
+
 def release_lost_claims(state: ClientState) -> Operation[None]:
     """Gives back claims that this client holds at the controller but nobody in it knows of any more."""
-    for _ in range(len(state.lost_claims)):
-        lost = state.lost_claims.popleft()
-        try:
-            yield from _release_lost(state, lost)
-        except Unavailable:
-            state.lost_claims.append(lost)  # once the controller is back
-            return
-        except (LeaseExpired, ClaimTimeout, Sealed):
-            _log.debug("claim %d of session %d was never granted, or has ended", lost.claim_id, lost.session)
-        except TQError as error:
-            _log.warning("claim %d of session %d is left to its lease: %s", lost.claim_id, lost.session, error)
-        if lost.request is not None:
-            state.requests.settle(lost.request.mutation.request)
+    yield from settle_each(state.lost_claims, lambda lost: _settle_claim(state, lost))
+
+
+def _settle_claim(state: ClientState, lost: LostClaim) -> Operation[None]:
+    try:
+        yield from _release_lost(state, lost)
+    except Unavailable:
+        raise
+    except (LeaseExpired, ClaimTimeout, Sealed):
+        _log.debug("claim %d of session %d was never granted, or has ended", lost.claim_id, lost.session)
+    except TQError as error:
+        _log.warning("claim %d of session %d is left to its lease: %s", lost.claim_id, lost.session, error)
+    if lost.request is not None:
+        state.requests.settle(lost.request.mutation.request)
 
 
 def _release_lost(state: ClientState, lost: LostClaim) -> Operation[None]:
