@@ -38,6 +38,10 @@ GIVEN_UP_SECONDS: Final = 600.0
 """So long a request that its client has given up on may be on its way, and is refused when it comes."""
 
 
+def _key(mutation: common_pb2.Mutation) -> RequestKey:
+    return mutation.client_id, mutation.request
+
+
 def _given_up(request: Any) -> TQError:
     kind = ClaimTimeout if isinstance(request, pb.ClaimRequest) else BackpressureTimeout
     return kind("the client gave up on this request before its turn came")
@@ -50,7 +54,7 @@ class _Call:
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + seconds
         self._waiter = Waiter(request, self._grant, self._refuse)
-        self.key: RequestKey = (request.mutation.client_id, request.mutation.request)
+        self.key: RequestKey = _key(request.mutation)
         self.kind = command.WhichOneof("body") or ""
         self.callers: dict[asyncio.Future[Any], None] = {}
         self.given_up = False
@@ -160,7 +164,7 @@ class Calls:
             ClaimTimeout, BackpressureTimeout: its turn did not come.
             TQError: whatever applying it came to.
         """
-        key = (request.mutation.client_id, request.mutation.request)
+        key = _key(request.mutation)
         if key in self._given_up:  # it was overtaken on its way
             raise _given_up(request)
         call = self.under_way.get(key)
@@ -180,7 +184,7 @@ class Calls:
         Raises:
             ClaimTimeout, BackpressureTimeout: it was not granted or applied, and will not be.
         """
-        key = (request.mutation.client_id, request.mutation.request)
+        key = _key(request.mutation)
         self._given_up.add(key)
         asyncio.get_running_loop().call_later(GIVEN_UP_SECONDS, self._given_up.discard, key)
         call = self.under_way.get(key)
@@ -190,7 +194,7 @@ class Calls:
 
     def check_kind(self, mutation: common_pb2.Mutation, kind: str) -> None:
         """Raises InvalidArgument when a request is under way as another kind of command than it is repeated as."""
-        call = self.under_way.get((mutation.client_id, mutation.request))
+        call = self.under_way.get(_key(mutation))
         if call is not None:
             check_kind(mutation.request, call.kind, kind)
 
