@@ -49,7 +49,7 @@ check: $(READY)  ## formatting, lint, types, fresh stubs, layout
 	$(BIN)/python -m pytest -q tests/unit/test_layout.py
 
 test: $(READY)  ## every test but the long fault runs, two at a time: make test WORKERS=0 for one after the other
-	$(BIN)/python -m pytest -m 'not chaos and not cuda' -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -m 'not chaos and not cuda' -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 chaos: $(READY)  ## the long fault runs: make chaos SEED=7 ROUNDS=100
 	$(BIN)/python -m pytest -m chaos $(if $(SEED),--seed=$(SEED)) $(if $(ROUNDS),--rounds=$(ROUNDS)) $(ARGS)

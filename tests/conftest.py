@@ -12,15 +12,17 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.harness.scheduling import ByFile
+
 if TYPE_CHECKING:
+    from xdist.remote import Producer
+
     from tqserver.local import LocalCluster
 
 pytest_plugins = ["tests.harness.plugin"]
 
 ReportT = TypeVar("ReportT", pytest.TestReport, pytest.CollectReport)
 
-ONE_AT_A_TIME = ("faults", "hosts")
-"""Folders of tests that kill and stop what is under load, and then wait for leases to end."""
 CI = os.environ.get("CI", "").lower() in ("1", "true")
 
 # No deadline, and no verdict on slow generation: machines are shared; tests that are about time measure it themselves.
@@ -44,12 +46,10 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run side by side, those of one file stay together, and those with faults do not meet one another."""
-    for item in items:
-        file = item.path.relative_to(item.config.rootpath)
-        group = "faults" if file.parts[1] in ONE_AT_A_TIME else str(file)
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+    """For every `--dist`: `loadgroup` of xdist 3.8 finds no groups in pytest 9.2, and spreads test by test."""
+    return ByFile(config, log)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
