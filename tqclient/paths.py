@@ -21,22 +21,29 @@ class _Path:
 
     Attributes:
         transport: that it is.
+        address: of the node when it was opened.
         incarnation: of the node when it was opened.
         better_at: when a better one is worth a try.
         former: the path that this one took the place of: calls that were in progress end on it.
     """
 
     transport: NodeTransport
+    address: str
     incarnation: int
     better_at: float = NEVER
     former: NodeTransport | None = None
 
     def serves(self, node: controller_pb2.Node) -> bool:
-        """Whether it still leads to the node as the controller describes it. An engine ends with its node's life."""
+        """Whether it still leads to the node as the controller describes it. An engine ends with its node's life.
+
+        A mapping has no address: with it would go the locks of sessions that live, and these would be taken for dead.
+        """
         transport = self.transport
         if transport.arena != node.arena or not transport.usable:
             return False
-        return not transport.segment or self.incarnation == node.incarnation
+        if transport.mapped:
+            return True
+        return self.address == node.address and (not transport.segment or self.incarnation == node.incarnation)
 
     @property
     def transports(self) -> list[NodeTransport]:
@@ -48,7 +55,7 @@ class _Path:
 
 
 class Paths:
-    """By the nodes' addresses.
+    """By the nodes' arenas.
 
     Args:
         clock: monotonic seconds.
@@ -57,27 +64,27 @@ class Paths:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._open: dict[str, _Path] = {}
-        self._refusals: dict[str, str] = {}
+        self._open: dict[int, _Path] = {}
+        self._refusals: dict[int, str] = {}
 
     def get(self, node: controller_pb2.Node) -> NodeTransport | None:
         """Returns the path to a node; None when there is none that still leads there."""
-        path = self._open.get(node.address)
+        path = self._open.get(node.arena)
         return path.transport if path is not None and path.serves(node) else None
 
     def mapped(self, node: controller_pb2.Node) -> bool:
         """Whether the node is known to be on this host."""
-        path = self._open.get(node.address)
+        path = self._open.get(node.arena)
         return path is not None and path.transport.mapped
 
     def opened(self, node: controller_pb2.Node, transport: NodeTransport) -> NodeTransport:
         """Books a path; returns the one to use, which is another when two threads opened one."""
-        fresh = _Path(transport, node.incarnation, self._better_at(transport))
+        fresh = _Path(transport, node.address, node.incarnation, self._better_at(transport))
         with self._lock:
-            former = self._open.get(node.address)
+            former = self._open.get(node.arena)
             kept = former if former is not None and former.serves(node) else fresh
-            self._open[node.address] = kept
-            self._refusals.pop(node.address, None)
+            self._open[node.arena] = kept
+            self._refusals.pop(node.arena, None)
         closing = fresh if kept is not fresh else former
         if closing is not None:
             closing.close()
@@ -85,15 +92,15 @@ class Paths:
 
     def refused(self, node: controller_pb2.Node, reason: str) -> None:
         """Notes why there is no path to a node, for `describe`."""
-        self._refusals[node.address] = reason
+        self._refusals[node.arena] = reason
 
     def refusal(self, node: controller_pb2.Node) -> str:
         """Returns why there is no path to a node; empty when none was tried."""
-        return self._refusals.get(node.address, "")
+        return self._refusals.get(node.arena, "")
 
     def take_better_due(self, node: controller_pb2.Node) -> bool:
         """Whether a better path is worth a try now; true for one caller, who reports with `better_tried`."""
-        path = self._open.get(node.address)
+        path = self._open.get(node.arena)
         if path is None or path.better_at > self._clock():
             return False
         with self._lock:
@@ -109,13 +116,13 @@ class Paths:
         """
         closing: NodeTransport | None = None
         with self._lock:
-            path = self._open.get(node.address)
+            path = self._open.get(node.arena)
             if path is not None and (found is None or found.name == path.transport.name):
                 path.better_at = self._better_at(found or path.transport)
                 closing = found
             elif found is not None:
                 former, closing = (path.transport, path.former) if path is not None else (None, None)
-                self._open[node.address] = _Path(found, node.incarnation, self._better_at(found), former)
+                self._open[node.arena] = _Path(found, node.address, node.incarnation, self._better_at(found), former)
         if closing is not None:
             closing.close()
 
@@ -125,22 +132,18 @@ class Paths:
     def drop(self, node: controller_pb2.Node, transport: NodeTransport) -> None:
         """Closes a path, to be opened anew; without effect when it was replaced already."""
         with self._lock:
-            path = self._open.get(node.address)
+            path = self._open.get(node.arena)
             if path is None or path.transport is not transport:
                 return
-            del self._open[node.address]
+            del self._open[node.arena]
         path.close()
 
     def nodes_changed(self, nodes: Iterable[controller_pb2.Node]) -> None:
         """Closes the paths to nodes that changed so that these lead nowhere."""
-        known = {node.address: node for node in nodes}
+        known = {node.arena: node for node in nodes}
         with self._lock:
-            gone = [
-                address
-                for address, path in self._open.items()
-                if address not in known or not path.serves(known[address])
-            ]
-            stale = [self._open.pop(address) for address in gone]
+            gone = [arena for arena, path in self._open.items() if arena not in known or not path.serves(known[arena])]
+            stale = [self._open.pop(arena) for arena in gone]
         for path in stale:
             path.close()
 

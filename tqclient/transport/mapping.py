@@ -67,6 +67,7 @@ class ArenaMapping:
         self._write_pages: _Pages | None = None
         self._read_pages: _Pages | None = None
         self._warmers: list[threading.Thread] = []
+        self._writers: dict[int, int] = {}  # session → transports that write for it: they share its lock
         self._closed = threading.Event()
         _mappings.add(self)
 
@@ -117,23 +118,28 @@ class ArenaMapping:
         return pages.bytes
 
     def lock_session(self, session: int) -> None:
-        """Takes the lock that says that this process writes for the session.
+        """Takes the lock that says that this process writes for the session; once for each transport that does.
 
         Raises:
             Unavailable: the lock is held elsewhere, or locks can't be had.
         """
-        self._require_open()
-        try:
-            taken = lock_session(self._descriptor, session)
-        except OSError as error:
-            raise Unavailable(f"cannot lock {self.path} for session {session}: {error.strerror}") from None
-        if not taken:
-            raise Unavailable(f"another process writes to {self.path} for session {session}")
+        with self._lock:
+            self._require_open()
+            try:
+                taken = lock_session(self._descriptor, session)
+            except OSError as error:
+                raise Unavailable(f"cannot lock {self.path} for session {session}: {error.strerror}") from None
+            if not taken:
+                raise Unavailable(f"another process writes to {self.path} for session {session}")
+            self._writers[session] = self._writers.get(session, 0) + 1
 
     def unlock_session(self, session: int) -> None:
-        """Drops the session's lock; nothing may write for it from here on."""
+        """Takes back one `lock_session`; with the last one the lock goes, and nothing may write for the session."""
         with self._lock:
-            if self._descriptor >= 0:
+            writers = self._writers.pop(session, 1) - 1
+            if writers:
+                self._writers[session] = writers
+            elif self._descriptor >= 0:
                 unlock_session(self._descriptor, session)
 
     def close(self) -> None:
@@ -201,6 +207,7 @@ class ArenaMapping:
     def _reset_in_child(self) -> None:
         # The child's copy of the descriptor would keep the parent's locks; the mapping to write through is not there.
         self._lock = threading.Lock()
+        self._writers = {}
         self._write_pages = None
         if self._descriptor >= 0:
             os.close(self._descriptor)

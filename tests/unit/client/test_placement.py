@@ -273,6 +273,19 @@ def test_a_path_through_an_engine_ends_with_its_nodes_life(kind: str, survives: 
     assert (path(service) is first) is survives
 
 
+@pytest.mark.parametrize(("kind", "survives"), [("shm", True), ("grpc", False), ("mooncake", False)])
+def test_a_mapping_outlives_its_nodes_address(kind: str, survives: bool) -> None:
+    service = connected(kind)
+    first = path(service)
+    service.first.node.address = "node:elsewhere"
+    service.state.nodes_changed([service.first.node], 2)
+    assert first.closed is not survives
+    assert (path(service) is first) is survives
+    service.first.node.arena += 100
+    service.state.nodes_changed([service.first.node], 3)
+    assert first.closed
+
+
 def test_a_better_path_takes_the_place_of_a_fall_back_once_it_can_be_had() -> None:
     service = FakeService("grpc")
     service.first.transport.better_after = 3.0

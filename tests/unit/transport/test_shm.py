@@ -91,6 +91,24 @@ def test_the_lock_is_held_until_the_last_write_ends(shm: NodeTransport, node_des
     assert not session_locked(node_descriptor, SESSION)
 
 
+def test_the_lock_outlives_a_transport_whose_successor_writes(
+    opener: Opener, fake_node: FakeNode, node_descriptor: int
+) -> None:
+    former, later = opener("shm"), opener("shm")
+    place = Place(OFFSET, 10, GENERATION, INCARNATION)
+    former.session_opened(SESSION)
+    with former.write(place, session=SESSION, timeout=None):
+        former.close()
+        later.session_opened(SESSION)
+    assert session_locked(node_descriptor, SESSION)
+    with later.write(place, session=SESSION, timeout=None):
+        later.session_closed(SESSION)
+        assert session_locked(node_descriptor, SESSION)
+    assert not session_locked(node_descriptor, SESSION)
+    later.session_opened(SESSION)
+    assert session_locked(node_descriptor, SESSION)
+
+
 def test_a_lock_that_is_held_elsewhere_is_unavailable(shm: NodeTransport, node_descriptor: int) -> None:
     lock_session(node_descriptor, SESSION)
     with pytest.raises(Unavailable, match="another process writes"):
