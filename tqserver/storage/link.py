@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from typing import Any, Final
@@ -91,8 +92,9 @@ class Link:
         async with self._open_channel() as channel:
             stub = controller_pb2_grpc.ControllerStub(channel)  # type: ignore[no-untyped-call,unused-ignore]
             call = stub.Attach(metadata=self._metadata())
-            await call.write(pb.NodeReport(hello=self._hello()))
-            await call.write(pb.NodeReport(usage=self._usage()))
+            with contextlib.suppress(asyncio.InvalidStateError):  # it has ended already: reading says why
+                await call.write(pb.NodeReport(hello=self._hello()))
+                await call.write(pb.NodeReport(usage=self._usage()))
             self._call = call
             try:
                 while (order := await call.read()) is not grpc.aio.EOF:

@@ -1,15 +1,18 @@
-"""What a node tells its controller of its usage; the link itself is in tests/process/test_storage.py."""
+"""What a node tells its controller, and what ends a link; the link itself is in tests/process/test_storage.py."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
 
+import grpc
 import pytest
 
 from tqclient.wire.v1 import controller_pb2 as pb
+from tqclient.wire.v1 import controller_pb2_grpc
 from tqserver import limits
 from tqserver.storage.extents import Usage
 from tqserver.storage.link import Link
@@ -24,6 +27,9 @@ class FakeNode:
 
     def look_at_writers(self) -> list[int]:
         return []
+
+    def detached(self) -> None:
+        self.attached = False
 
     def usage(self) -> Usage:
         return Usage(self.capacity_bytes, sealed=100, reserved=20, quarantined=3, free=self.capacity_bytes - 123)
@@ -68,4 +74,52 @@ def test_usage_is_told_once_the_node_is_attached_and_whenever_it_has_changed(mon
         await until(lambda: second.told == [3000])
         reporting.cancel()
 
+    asyncio.run(scenario())
+
+
+class RefusedCall:
+    """Is refused by the controller as soon as it has heard so many reports."""
+
+    def __init__(self, heard: int) -> None:
+        self._heard = heard
+
+    async def write(self, report: pb.NodeReport) -> None:
+        if self._heard == 0:
+            raise asyncio.InvalidStateError("RPC already finished.")
+        self._heard -= 1
+
+    async def read(self) -> pb.NodeOrder:
+        none = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, none, "call again later")
+
+    def cancel(self) -> None:
+        return
+
+
+@pytest.mark.parametrize("heard", [0, 1, 2])
+def test_a_controller_that_refuses_a_link_at_once_is_asked_again(heard: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LINK_BACKOFF_MAX", 0.0)
+    attempts: list[RefusedCall] = []
+
+    class Stub:
+        def __init__(self, channel: object) -> None:
+            pass
+
+        def Attach(self, metadata: object) -> RefusedCall:  # noqa: N802
+            attempts.append(RefusedCall(heard))
+            return attempts[-1]
+
+    monkeypatch.setattr(controller_pb2_grpc, "ControllerStub", Stub)
+
+    async def scenario() -> None:
+        node: Any = FakeNode()
+        channel: Any = contextlib.nullcontext
+        link = Link(node, address="", controller="there:7700", open_channel=channel)
+        attaching = asyncio.create_task(link._attach_forever())
+        await until(lambda: len(attempts) > 2 or attaching.done())
+        assert not attaching.done()
+        assert link._complaint == "controller there:7700: UNAVAILABLE: call again later"
+        attaching.cancel()
+
+    monkeypatch.setattr(Link, "_hello", lambda self: pb.NodeHello())
     asyncio.run(scenario())
