@@ -186,6 +186,34 @@ def test_a_node_is_synchronised_reports_usage_and_ends_the_sessions_of_dead_writ
     second.close()
 
 
+def test_a_namesake_is_refused_until_the_nodes_link_has_ended(daemon: Controller) -> None:
+    daemon.start()
+    node, client = daemon.node(), daemon.client()
+    assert node.next_order().HasField("sync")
+    part = client.create()
+    client.commit(part, 1)
+    before = client.call("DescribeCluster", pb.DescribeClusterRequest())
+    for _ in range(3):  # it tries again and again
+        with pytest.raises(errors.Unavailable, match=r"attached already, at 127\.0\.0\.1:1 .* a name of its own"):
+            daemon.node(arena=8).next_order()
+    after = client.call("DescribeCluster", pb.DescribeClusterRequest())
+    assert after == before  # neither journaled nor heeded
+    assert (after.nodes[0].arena, after.nodes[0].attached) == (7, True)
+    client.commit(part, 1)
+
+    node.close()  # its host is gone, and its arena
+    wait_until(
+        lambda: not client.call("DescribeCluster", pb.DescribeClusterRequest()).nodes[0].attached,
+        timeout=10,
+        what="the link has ended",
+    )
+    heir = daemon.node(arena=8)
+    assert heir.next_order().sync.extents == b""
+    (known,) = client.call("DescribeCluster", pb.DescribeClusterRequest()).nodes
+    assert (known.arena, known.attached) == (8, True)
+    heir.close()
+
+
 def test_a_node_has_the_capacity_that_it_reports_and_without_a_report_that_of_its_hello(
     client: Client, node: Node
 ) -> None:

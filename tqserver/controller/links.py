@@ -132,6 +132,7 @@ class Links:
         self._accept_data_loss = accept_data_loss
         self._links: dict[str, _Link] = {}
         self._changes = 0
+        self._told: set[int] = set()  # arenas of namesakes that were refused, and that the log has
         self._closed = False
 
     @property
@@ -173,7 +174,8 @@ class Links:
         Raises:
             InvalidArgument: the node does not introduce itself properly.
             UnsupportedVersion: it has seen a higher sequence than this controller has.
-            Unavailable: another link replaced this one, or it did not keep up, or the controller ends.
+            Unavailable: another node of that name is attached, or another link of this node replaced this one, or it
+                did not keep up, or the controller ends.
         """
         hello = await self._hello(reports)
         link = _Link(hello.node.name, hello.node.arena)
@@ -208,6 +210,7 @@ class Links:
             raise InvalidArgument("the first report of a link must be a NodeHello")
         hello = first.hello
         self._core.check(journal_pb2.Command(attach_node=hello))
+        self._refuse_namesake(hello.node)
         if hello.seen_sequence > self._core.sequence:
             message = (
                 f"node {hello.node.name!r} has seen sequence {hello.seen_sequence}, but this controller's journal ends "
@@ -219,6 +222,22 @@ class Links:
                 raise UnsupportedVersion(f"{message}. Start it with --accept-data-loss to go on without the rest")
         return hello
 
+    def _refuse_namesake(self, node: pb.Node) -> None:
+        """A node that was started anew has its former arena, or its former life's link has ended, or will soon."""
+        link = self._links.get(node.name)
+        if link is None or link.arena == node.arena:
+            return
+        attached = self._core.node(node.name)
+        at = attached.address if attached is not None else "another address"
+        message = (
+            f"a node {node.name!r} is attached already, at {at} with another arena: give each node a name of its own; "
+            "if that one is gone, this one is let in as soon as its link has ended"
+        )
+        if node.arena not in self._told:  # it will try twice a second
+            self._told.add(node.arena)
+            _log.error(message, address=node.address)
+        raise Unavailable(message)
+
     def _open(self, link: _Link, hello: pb.NodeHello) -> None:
         if self._closed:
             link.close(Unavailable("the controller is shutting down"))
@@ -226,6 +245,7 @@ class Links:
         if former is not None:
             former.close(Unavailable(f"another link of node {link.node!r} replaced this one"))
         self._links[link.node] = link
+        self._told.discard(link.arena)
         self._changes += 1
         extents, sessions = self._core.node_sync(link.node, link.arena)
         sync = pb.NodeSync(extents=pack_array(extents, U64), sessions=pack_array(sessions, U64))
