@@ -181,12 +181,11 @@ class DaemonServer:
         }
         self._lane.add(service, unary)
 
-    async def start(self, listen: str, services: Sequence[str]) -> str:
-        """Binds the port and serves; call it after the services were added to `grpc`.
+    def bind(self, listen: str) -> str:
+        """Takes the address; whoever connects waits until `start`.
 
         Args:
             listen: `host:port`; port 0 takes a free one.
-            services: full names (`tq.v1.Controller`) for health and reflection.
 
         Returns:
             `host:port` as bound.
@@ -194,8 +193,6 @@ class DaemonServer:
         Raises:
             Unavailable: the address cannot be bound.
         """
-        names = [*services, health.SERVICE_NAME, reflection.SERVICE_NAME]
-        reflection.enable_server_reflection(names, self.grpc)
         _require_free(listen)
         try:
             if self._credentials is None:
@@ -204,11 +201,20 @@ class DaemonServer:
                 port = self.grpc.add_secure_port(listen, self._credentials)
         except RuntimeError:  # taken just now; why, gRPC writes to stderr
             raise Unavailable(f"cannot listen on {listen}: gRPC could not bind it") from None
+        return f"{listen.rpartition(':')[0]}:{port}"
+
+    async def start(self, services: Sequence[str]) -> None:
+        """Serves; call it after `bind`, and after the services were added to `grpc`.
+
+        Args:
+            services: full names (`tq.v1.Controller`) for health and reflection.
+        """
+        names = [*services, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, self.grpc)
         if self._has_lane:
             await self._lane.start()
         await self.grpc.start()
         self._health.serve(services)
-        return f"{listen.rpartition(':')[0]}:{port}"
 
     async def drain(self, timeout: float, release: Callable[[], object] = lambda: None) -> None:
         """Ends the server: health says NOT_SERVING first, then calls under way may finish.

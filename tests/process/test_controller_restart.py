@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -185,6 +186,23 @@ def test_two_controllers_never_share_a_data_directory(daemon: Controller) -> Non
     assert running.running
     assert oct(daemon.data_dir.stat().st_mode & 0o777) == "0o700"
     assert {oct(file.stat().st_mode & 0o777) for file in daemon.data_dir.iterdir()} == {"0o600"}
+
+
+def test_a_start_on_a_port_that_is_taken_leaves_the_journal_alone(daemon: Controller) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        daemon.address = in_use = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert daemon.spawn().wait(timeout=10) == 1
+        assert "the port is in use" in daemon.child.stderr
+        assert not daemon.data_dir.exists()
+        daemon.address = ""
+        first = daemon.start()
+        daemon.child.kill()
+        daemon.address = in_use
+        for _ in range(2):
+            assert daemon.spawn().wait(timeout=10) == 1
+    daemon.address = ""
+    second = daemon.start()
+    assert (second["epoch"], second["sequence"]) == (first["epoch"] + 1, first["sequence"] + 1)
 
 
 @pytest.mark.parametrize("name", ["file", "file/below", "/proc/tq"])

@@ -65,6 +65,8 @@ async def serve(config: ControllerConfig, stop: asyncio.Event) -> int:
     """
     started = time.monotonic()
     security = Security(config.token_file, config.tls_cert, config.tls_key, config.tls_client_ca)
+    server = DaemonServer(security)
+    address = server.bind(config.listen)  # ahead of the journal, which counts the starts
     journal = _journal(config)
     added = load_entry_points()
     if added:
@@ -90,9 +92,8 @@ async def serve(config: ControllerConfig, stop: asyncio.Event) -> int:
     )
     try:
         await service.start()
-        server = DaemonServer(security)
         controller_pb2_grpc.add_ControllerServicer_to_server(service, server.grpc)  # type: ignore[no-untyped-call]
-        address = await server.start(config.listen, [SERVICE_NAME])
+        await server.start([SERVICE_NAME])
         security.warn(config.listen)
         announce(address, epoch=core.epoch, sequence=core.sequence)
         _log.info("serving", address=address, sequence=core.sequence, took_ms=round((time.monotonic() - started) * 1e3))

@@ -225,7 +225,8 @@ async def serve(config: StorageConfig, arena: Arena, stop: asyncio.Event) -> int
     service = StorageService(node, lambda: prefault.done_bytes, engine)
     storage_pb2_grpc.add_StorageServicer_to_server(service, server.grpc)  # type: ignore[no-untyped-call,unused-ignore]
     config.security.warn(config.listen)
-    bound = await server.start(config.listen, [SERVICE])
+    bound = server.bind(config.listen)
+    await server.start([SERVICE])
     address = advertised(bound, config.advertise)
     link = Link(
         node,

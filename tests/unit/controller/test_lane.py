@@ -79,7 +79,8 @@ class Daemon:
             self.server = DaemonServer(self._security)
             self.servicer = Slow()
             controller_pb2_grpc.add_ControllerServicer_to_server(self.servicer, self.server.grpc)
-            self.address = await self.server.start(self.address, ["tq.v1.Controller"])
+            self.address = self.server.bind(self.address)
+            await self.server.start(["tq.v1.Controller"])
 
         self.run(starting())
 

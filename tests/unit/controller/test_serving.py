@@ -76,7 +76,8 @@ def serve(scenario: Scenario, security: Security | None = None) -> None:
         server = DaemonServer(secured)
         servicer = Servicer()
         controller_pb2_grpc.add_ControllerServicer_to_server(servicer, server.grpc)
-        address = await server.start("127.0.0.1:0", ["tq.v1.Controller"])
+        address = server.bind("127.0.0.1:0")
+        await server.start(["tq.v1.Controller"])
         try:
             await scenario(servicer, server, address)
         finally:
@@ -255,7 +256,7 @@ def test_an_address_that_cannot_be_bound_is_refused_with_its_reason(
 ) -> None:
     async def start() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
-            await DaemonServer(Security()).start(listen.format(port=taken.getsockname()[1]), [])
+            DaemonServer(Security()).bind(listen.format(port=taken.getsockname()[1]))
 
     with pytest.raises(Unavailable, match=f"cannot listen on {listen.partition(':')[0]}:\\d+: {reason}"):
         asyncio.run(start())
