@@ -20,6 +20,8 @@ WINDOWS_MAX: Final = 32_768
 """Rows of the arena's windows table: runs of bytes that are reserved and not sealed."""
 WINDOWS_SPARE: Final = 8_192
 """Rows that Reserve leaves for windows which are cut in two when an extent in their middle is sealed."""
+WINDOWS_PER_SESSION_MAX: Final = 8_192
+"""Windows that one session may have open, so that others find rows left."""
 ARENA_FIRST_BYTES: Final = 256 * MIB
 """Of a new arena, allocated before the node serves: about 25 ms. The rest follows in the background."""
 ALLOCATE_STEP_BYTES: Final = 256 * MIB

@@ -18,6 +18,7 @@ from tests.process.storage_rig import FakeController, Rig, wait_for
 from tqclient.errors import InvalidArgument, LeaseExpired, SampleNotFound, StorageFull, Unavailable
 from tqclient.limits import CHUNK_BYTES, EXTENT_ALIGN, MIB
 from tqclient.wire.arena import lock_session
+from tqclient.wire.packing import U64, pack_array
 from tqclient.wire.v1 import storage_pb2
 from tqserver import limits
 from tqserver.storage.arena import open_arena
@@ -250,6 +251,33 @@ def test_killed_node_comes_back_with_its_blocks_and_spares_bytes_that_writers_st
         rig.wait_used(3 * MIB, reserved)
         os.close(writer)
         assert "ERROR" not in rig.daemon.log.read_text().upper().replace("LAST ERROR", "")
+
+
+def test_a_reservation_without_a_reply_is_repeated_or_closed_after_a_kill(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        rig.start(sessions=[5, 6])
+        requests = [
+            storage_pb2.ReserveRequest(session=session, partition_id=1, length=4096, ticket=3, tickets_below=3)
+            for session in (5, 6)
+        ]
+        granted = [rig.call(rig.stub.Reserve, request) for request in requests]  # say the replies were lost
+        rig.reserve(5, 8192)
+        rig.kill()
+        rig.launch()
+        closing = rig.stub.CloseWindow.future(  # the node does not know yet that the session lives
+            storage_pb2.CloseWindowRequest(session=5, tickets=pack_array([3], U64)), timeout=5
+        )
+        with pytest.raises(grpc.FutureTimeoutError):
+            closing.result(0.2)
+        rig.attach(sessions=[5, 6])
+        assert closing.result(5).all
+        assert rig.used() == (0, 4096 + 8192, 0)
+        with pytest.raises(InvalidArgument, match="ticket 3 of session 5 was closed"):
+            rig.call(rig.stub.Reserve, requests[0])
+        again = rig.call(rig.stub.Reserve, requests[1])
+        assert (again.generation, again.offset, again.length) == (granted[1].generation, granted[1].offset, 4096)
+        assert again.incarnation != granted[1].incarnation
+        assert rig.used() == (0, 4096 + 8192, 0)
 
 
 def test_a_window_that_is_cut_into_more_pieces_than_the_table_has_rows(tmp_path: Path) -> None:

@@ -50,7 +50,9 @@ _ROW: Final = np.dtype(
         ("end", "<u8"),
         ("mapped", "u1"),
         ("state", "u1"),
-        ("padding", "V22"),
+        ("padding", "V6"),
+        ("ticket", "<u8"),
+        ("unused", "V8"),
     ]
 )
 _DATA_OFFSET: Final = align_up(_TABLE_OFFSET + limits.WINDOWS_MAX * _ROW.itemsize, 1 << 16)
@@ -173,7 +175,7 @@ class WindowTable:
         if not self._free:
             raise TableFull(f"all {limits.WINDOWS_MAX} rows of the arena's windows table are taken")
         slot = self._free.pop()
-        self._rows[slot] = (run.generation, run.session, run.partition, run.start, run.end, run.mapped, 0, b"")
+        self._rows[slot] = (*run[:-1], 0, b"", run.ticket, b"")  # state 0: it counts only when the rest is there
         self._rows["state"][slot] = 1
         self._slots[run] = slot
 
@@ -203,8 +205,8 @@ class WindowTable:
             self._shared[slot] = runs
 
     def _run(self, slot: int) -> Run:
-        generation, session, partition, start, end, mapped, _, _ = self._rows[slot].tolist()
-        return Run(generation, session, partition, start, end, bool(mapped))
+        generation, session, partition, start, end, mapped, _, _, ticket, _ = self._rows[slot].tolist()
+        return Run(generation, session, partition, start, end, bool(mapped), ticket)
 
 
 class TableFull(RuntimeError):

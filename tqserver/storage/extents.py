@@ -21,6 +21,7 @@ from typing import Final, NamedTuple, Protocol
 
 from tqclient.errors import InvalidArgument, StorageFull
 from tqclient.limits import EXTENT_ALIGN
+from tqserver import limits
 from tqserver.storage.segments import Segments, align_up
 
 
@@ -39,7 +40,11 @@ class Extent(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Bytes of a window that are neither sealed nor given back: somebody may write to them."""
+    """Bytes of a window that are neither sealed nor given back: somebody may write to them.
+
+    Attributes:
+        ticket: by which the session reserved the window; 0 for none.
+    """
 
     generation: int
     session: int
@@ -47,6 +52,7 @@ class Run(NamedTuple):
     start: int
     end: int
     mapped: bool
+    ticket: int = 0
 
 
 _START: Final = attrgetter("start")
@@ -211,7 +217,9 @@ class Allocator:
                 self._give(self._windows[generation])
         return self._segments.free_bytes - before
 
-    def reserve(self, session: int, partition: int, length: int, *, mapped: bool = False, engine: int = 0) -> Window:
+    def reserve(
+        self, session: int, partition: int, length: int, *, mapped: bool = False, engine: int = 0, ticket: int = 0
+    ) -> Window:
         """Opens a window.
 
         Args:
@@ -220,15 +228,22 @@ class Allocator:
             length: at least this many bytes, in one piece.
             mapped: the session writes through a mapping of its own.
             engine: the session writes through this engine, which runs; 0 for none.
+            ticket: the session's number of this reservation, for the ledger; 0 for none.
 
         Raises:
             InvalidArgument: `length` is not positive, or no such engine runs.
-            StorageFull: no room, in the arena or in the ledger.
+            StorageFull: no room, in the arena or in the ledger; or the session has too many windows.
         """
         if length <= 0:
             raise InvalidArgument(f"length {length}: reserve one byte at least")
         if engine and engine not in self._engines:
             raise InvalidArgument(f"engine {engine} does not run")
+        held = len(self._by_session.get(session, ()))
+        if held >= limits.WINDOWS_PER_SESSION_MAX:
+            raise StorageFull(
+                f"session {session} has {held} windows open here, the most that one client may have: commit or abort "
+                "what it has allocated, or close the client and connect again"
+            )
         if not self._ledger.has_room():
             raise StorageFull(
                 f"{len(self._windows)} windows are open, and the arena's table holds no more of what is left of them; "
@@ -238,7 +253,7 @@ class Allocator:
         offset = self._segments.take(partition, size)
         generation = self._ledger.next_generation()
         window = Window(generation, session, partition, offset, size, mapped, engine)
-        run = Run(generation, session, partition, offset, offset + size, mapped)
+        run = Run(generation, session, partition, offset, offset + size, mapped, ticket)
         self._ledger.add(run)
         self._open(window, run)
         return window

@@ -45,6 +45,9 @@ class Node:
         self._allocator.restore(arena.table.runs())
         self._live: set[int] = set()
         self._tickets = Tickets()
+        for run in arena.table.runs():
+            if run.ticket:  # whoever was told of the window is done with the ticket, or will be by its next one
+                self._tickets.grant(run.session, run.ticket, run.generation)
         self._newest_session = 0
         self._synced = False
         self._changed = asyncio.Event()  # replaced at every change of what calls wait for
@@ -219,7 +222,7 @@ class Node:
         granted = self._tickets.granted(session, ticket, tickets_below) if ticket else None
         window = self._allocator.window(granted) if granted else None
         if window is None:
-            window = self._allocator.reserve(session, partition, length, mapped=mapped, engine=engine)
+            window = self._allocator.reserve(session, partition, length, mapped=mapped, engine=engine, ticket=ticket)
             if ticket:
                 self._tickets.grant(session, ticket, window.generation)
         return window
@@ -257,7 +260,10 @@ class Node:
         self._allocator.close_window(session, generation, end)
 
     def close_ticket(self, session: int, ticket: int) -> None:
-        """Frees the window that a ticket was granted, of which nothing was used; it is granted none any more."""
+        """Frees the window that a ticket was granted, of which nothing was used; it is granted none any more.
+
+        `wait_until_synced` comes first: until then no session is known to be live.
+        """
         if session in self._live:  # else the window went with its session, or is quarantined
             self._allocator.close_window(session, self._tickets.close(session, ticket), 0)
 

@@ -99,6 +99,8 @@ class StorageService(storage_pb2_grpc.StorageServicer):
                 self._node.close_window(session, generation, end)
             except InvalidArgument as error:
                 failure = failure or error
+        if tickets:
+            await self._node.wait_until_synced()
         for ticket in tickets:
             self._node.close_ticket(session, ticket)
         if failure is not None:

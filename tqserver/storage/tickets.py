@@ -45,8 +45,8 @@ class Tickets:
         return generation
 
     def grant(self, session: int, ticket: int, generation: int) -> None:
-        """Notes the window that a ticket was granted; `granted` was called before."""
-        self._sessions[session].granted[ticket] = generation
+        """Notes the window that a ticket was granted."""
+        self._sessions.setdefault(session, _Session()).granted[ticket] = generation
 
     def close(self, session: int, ticket: int) -> int:
         """Grants nothing by a ticket any more.

@@ -41,7 +41,7 @@ def test_a_new_arena_is_allocated_private_and_says_who_it_is(tmp_path: Path) -> 
 
 def test_reopening_keeps_identity_bytes_sequence_generations_and_runs(tmp_path: Path) -> None:
     path = tmp_path / "a.arena"
-    runs = [Run(1, 7, 3, 4 * MIB, 5 * MIB, True), Run(2**63, 2**62, 2**61, 5 * MIB, 6 * MIB, False)]
+    runs = [Run(1, 7, 3, 4 * MIB, 5 * MIB, True), Run(2**63, 2**62, 2**61, 5 * MIB, 6 * MIB, False, 2**60)]
     with opened(path) as arena:
         identity = arena.header.arena
         assert [arena.table.next_generation() for _ in range(3)] == [1, 2, 3]

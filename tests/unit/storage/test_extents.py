@@ -5,6 +5,7 @@ import pytest
 from tests.unit.storage.test_allocator_model import MemoryLedger
 from tqclient.errors import InvalidArgument, StorageFull
 from tqclient.limits import MIB
+from tqserver import limits
 from tqserver.storage.extents import Allocator, Extent, Run
 
 START = 1 * MIB
@@ -77,6 +78,18 @@ def test_a_full_table_is_full_storage() -> None:
 
     with pytest.raises(StorageFull, match="windows are open"):
         allocator(ledger=FullLedger()).reserve(1, 1, 1, mapped=False)
+
+
+def test_one_session_leaves_windows_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "WINDOWS_PER_SESSION_MAX", 3)
+    made = allocator()
+    first, *_ = [made.reserve(1, partition, 100) for partition in range(3)]
+    for session in (2, 3):
+        made.reserve(session, 1, 100)
+        with pytest.raises(StorageFull, match=r"session 1 has 3 windows open here, .* abort what it has allocated, or"):
+            made.reserve(1, 9, 100)
+    made.close_window(1, first.generation, 0)
+    made.reserve(1, 9, 100)
 
 
 def test_only_its_own_session_closes_a_window() -> None:
