@@ -128,9 +128,10 @@ class Arena:
         return True
 
     def unlink(self) -> None:
-        """Removes the file's name; mappings of it stay good."""
+        """Removes the file's name, unless another file has it by now; mappings of it stay good."""
         with contextlib.suppress(FileNotFoundError):
-            self.path.unlink()
+            if os.path.samestat(os.fstat(self._descriptor), os.stat(self.path)):
+                self.path.unlink()
 
     def close(self) -> None:
         """Lets go of the file and its lock. The mapping itself goes with the last view of it."""

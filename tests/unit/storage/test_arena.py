@@ -66,6 +66,18 @@ def test_two_arenas_have_two_identities(tmp_path: Path) -> None:
         assert first.header.arena != second.header.arena
 
 
+def test_only_the_file_that_is_served_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "a.arena"
+    with opened(path) as former:
+        path.unlink()  # somebody did, while it was served
+        with opened(path) as later:
+            former.unlink()
+            assert path.exists()
+            later.unlink()
+            assert not path.exists()
+            later.unlink()
+
+
 def test_a_second_node_is_refused_and_does_no_harm(tmp_path: Path) -> None:
     path = tmp_path / "a.arena"
     with opened(path) as arena:
