@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -156,6 +156,7 @@ class ClientState:
         self._usage_at = clock()
         self._dropped_pins: deque[int] = deque()
         self._pin_numbers = itertools.count(1)
+        self._held_pins: dict[int, list[int]] = {}  # pin → the blocks that it covers
         self.epoch = 0
         self.topology_version = 0
         self.paths_due = False  # there are other nodes than before
@@ -233,6 +234,7 @@ class ClientState:
             self.epoch = reply.epoch
             self.lease_ms = reply.lease_ms
             self._dropped_pins.clear()
+            self._held_pins.clear()
         self.nodes_changed(list(reply.nodes), self.topology_version)
         self.hurry.set()
         self.wake.set()
@@ -265,12 +267,26 @@ class ClientState:
         """Returns a number for a read pin that this client never used before."""
         return next(self._pin_numbers)
 
+    def hold_pin(self, session: Session, pin: int, block_ids: Iterable[int], *, epoch: int) -> None:
+        """Notes a read pin that the controller gave at that epoch, to be taken again when it has restarted."""
+        with self._lock:
+            if self._session is session:
+                self._held_pins[pin] = list(block_ids)
+                if epoch != self.epoch:  # it may have restarted in between
+                    self.epoch = 0
+
+    def held_pins(self, session: Session) -> dict[int, list[int]]:
+        """Returns the read pins that a session holds, with the blocks that each covers."""
+        with self._lock:
+            return dict(self._held_pins) if self._session is session else {}
+
     def drop_pin(self, session: int, pin: int) -> None:
         """Notes that a read pin is not needed any more; the next Locate or Heartbeat carries it."""
         if self.forked:
             return
         with self._lock:
             if self._session is not None and self._session.session == session:
+                self._held_pins.pop(pin, None)
                 self._dropped_pins.append(pin)
 
     def run_forgotten(self) -> None:

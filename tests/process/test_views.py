@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 
 import tqclient as tq
 from tests.faults.probe import node_probe
+from tests.harness import wait_until
+from tqclient.limits import MIB
 from tqserver.local import LocalCluster
 
 ROWS, LENGTH = 8, 5000
@@ -22,6 +25,31 @@ ROWS, LENGTH = 8, 5000
 def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(storage_nodes=1, arena="16MiB") as cluster:
         yield cluster
+
+
+def test_views_outlast_a_restart_of_the_controller() -> None:
+    lease = 1.0
+    with (
+        LocalCluster(storage_nodes=1, arena="8MiB", session_lease=lease, prefault=False) as cluster,
+        tq.connect(cluster.address, timeout=20) as reader,
+        tq.connect(cluster.address, timeout=20) as writer,
+    ):
+        part = writer.create_partition("part")
+        ids = part.put({"x": torch.full((1, MIB), 7, dtype=torch.uint8)})
+        batch = reader.partition("part").get(ids, copy=False)
+        cluster.controller.kill()
+        cluster.controller.restart()
+        cluster.wait_attached()
+        time.sleep(2 * lease)  # the grace of the start is over
+        part.clear(ids)
+        filler = torch.zeros((1, MIB), dtype=torch.uint8)
+        with pytest.raises(tq.StorageFull):  # all of the arena is written to, but for what the views show
+            [part.put({"x": filler}) for _ in range(9)]
+        assert batch["x"].unique().tolist() == [7]
+        batch.verify()
+        used = writer.describe().nodes[0].used_bytes
+        batch.close()
+        wait_until(lambda: writer.describe().nodes[0].used_bytes < used, timeout=10, what="the pin is dropped")
 
 
 @pytest.fixture(scope="module")

@@ -128,6 +128,7 @@ def _locate_and_fetch(
     request.session = session.session
     request.dropped_pins = pack_array(pins, U64)
     request.pin = pin = state.new_pin()
+    epoch = state.epoch
     try:
         reply = yield from call(CONTROLLER, "Locate", request, deadline, state.rng)
     except BaseException:
@@ -138,6 +139,7 @@ def _locate_and_fetch(
     holdings = Holdings(release_pin=lambda: state.drop_pin(session.session, pin))
     try:
         rows = RowSet.from_wire(reply.rows, [each.name for each in reply.fields])
+        state.hold_pin(session, pin, rows.blocks, epoch=epoch)
         columns = yield from fetch(state, ref, rows, session, copy, holdings, deadline, wanted)
     except BaseException:
         holdings.close()

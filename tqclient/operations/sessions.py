@@ -157,12 +157,26 @@ def heartbeat(state: ClientState, timeout: float) -> Operation[bool]:
     except TQError:
         state.return_dropped_pins(session, pins)
         raise
-    state.epoch = reply.epoch
+    if reply.epoch != state.epoch:
+        yield from _hold_pins(state, session, timeout)
+        state.epoch = reply.epoch
     state.lease_ms = reply.lease_ms or session.lease_ms
     changed: bool = reply.topology_version != state.topology_version
     if changed or state.usage_due():
         yield from refresh_nodes(state, Deadline(timeout, state.clock))
     return changed
+
+
+def _hold_pins(state: ClientState, session: Session, timeout: float) -> Operation[None]:
+    """Takes the read pins again: those of before died with the controller that gave them."""
+    held = state.held_pins(session)
+    if not held:
+        return
+    pairs = [(pin, block_id) for pin, block_ids in held.items() for block_id in block_ids]
+    request = pb.HeartbeatRequest(session=session.session, held_pins=pack_array(pairs, U64))
+    yield Call(CONTROLLER, "Heartbeat", request, timeout)
+    still = state.held_pins(session)  # what was dropped meanwhile may have been taken behind its drop
+    state.return_dropped_pins(session, [pin for pin in held if pin not in still])
 
 
 def refresh_nodes(state: ClientState, deadline: Deadline) -> Operation[pb.DescribeClusterReply]:

@@ -228,6 +228,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
         pins = unpack_array(request.dropped_pins, U64, what="dropped_pins").tolist()
+        self._core.hold_pins(request.session, unpack_array(request.held_pins, U64, what="held_pins", columns=2))
         lease_ms, effects = self._core.heartbeat(request.session, pins, self._clock())
         self._pipeline.dispatch(effects)
         return pb.HeartbeatReply(

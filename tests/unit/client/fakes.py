@@ -181,6 +181,7 @@ class FakeService:
         self.ranks: dict[tuple[int, int], int] = {}
         self.sent_directories: set[int] = set()
         self.pins: set[int] = set()
+        self.epoch = 1
         self.topology_version = 0
         self.narrow_lengths = True
         self._sessions_made = 0
@@ -282,7 +283,7 @@ class FakeService:
         return pb.OpenSessionReply(
             session=self._sessions_made,
             lease_ms=LEASE_MS,
-            epoch=1,
+            epoch=self.epoch,
             nodes=self._described(),
             narrow_lengths=self.narrow_lengths,
         )
@@ -294,14 +295,17 @@ class FakeService:
         if request.session not in self.sessions:
             raise LeaseExpired("the session has ended")
         self.pins -= set(unpack_array(request.dropped_pins, U64, what="pins").tolist())
-        return pb.HeartbeatReply(epoch=1, lease_ms=LEASE_MS, topology_version=self.topology_version)
+        self.pins |= {pin for pin, _ in unpack_array(request.held_pins, U64, what="held", columns=2).tolist()}
+        return pb.HeartbeatReply(epoch=self.epoch, lease_ms=LEASE_MS, topology_version=self.topology_version)
 
     def on_close_session(self, request: pb.CloseSessionRequest) -> pb.CloseSessionReply:
         self.sessions.discard(request.mutation.session)
         return pb.CloseSessionReply()
 
     def on_describe_cluster(self, request: pb.DescribeClusterRequest) -> pb.DescribeClusterReply:
-        return pb.DescribeClusterReply(epoch=1, nodes=self._described(), topology_version=self.topology_version)
+        return pb.DescribeClusterReply(
+            epoch=self.epoch, nodes=self._described(), topology_version=self.topology_version
+        )
 
     def on_create_partition(self, request: pb.CreatePartitionRequest) -> pb.PartitionReply:
         return pb.PartitionReply(partition=self._partition(request.name))

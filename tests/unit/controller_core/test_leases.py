@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+import numpy as np
 import pytest
 
 from tests.model.driver import ARENA, LEASE, NODE, Driver, ids, unpack
@@ -181,6 +182,35 @@ def test_after_a_start_nothing_is_freed_for_one_lease(driver: Driver, session: i
     assert len(driver.sealed) == 1  # the second is still pinned
     driver.believe(driver.core.drop_pins(session, [pin], driver.now))
     assert driver.sealed == set()
+
+
+def test_pins_of_before_a_start_are_taken_again(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    driver.put(session, p, 3, blocks=[1, 1, 1])
+    for pin, number in ((1, 1), (2, 2), (3, 3)):
+        driver.core.locate(pb.LocateRequest(session=session, partition_id=p, ids=ids(number), pin=pin), driver.now)
+    blocks = {pin: driver.core._state.leases.session(session).pins[pin][0] for pin in (1, 2, 3)}
+    driver.core = Core.restore(driver.core.snapshot(), driver.now, session_lease=LEASE)
+    driver.send("start", journal_pb2.Start())
+    driver.quiet_until = driver.now + LEASE
+    _clear(driver, session, p, 1)  # lingers for one lease
+    held = [[1, blocks[1]], [1, blocks[1] + 100], [2, blocks[2]], [1 << 40, blocks[3]], [4, 12345]]
+    for _ in range(2):  # a reply may be lost
+        driver.core.hold_pins(session, np.array(held, np.uint64))
+    assert driver.core._state.leases.session(session).pins == {1: [blocks[1]], 2: [blocks[2]]}
+    driver.now += LEASE
+    driver.core.heartbeat(session, (), driver.now)
+    driver.believe(driver.core.collect(driver.now))
+    _clear(driver, session, p, 2)
+    _clear(driver, session, p, 3)
+    assert len(driver.sealed) == 2
+    driver.core.check_invariants()
+    driver.believe(driver.core.drop_pins(session, [1], driver.now))
+    assert len(driver.sealed) == 1
+    driver.believe(driver.core.drop_pins(session, [2], driver.now))
+    assert driver.sealed == set()
+    with pytest.raises(LeaseExpired):
+        driver.core.hold_pins(session + 100, np.array(held, np.uint64))
 
 
 class _Unlooked(dict[int, BlockRecord]):

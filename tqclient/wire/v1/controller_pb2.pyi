@@ -44,12 +44,14 @@ class OpenSessionReply(_message.Message):
     def __init__(self, session: _Optional[int] = ..., lease_ms: _Optional[int] = ..., epoch: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., narrow_lengths: _Optional[bool] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("session", "dropped_pins")
+    __slots__ = ("session", "dropped_pins", "held_pins")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     DROPPED_PINS_FIELD_NUMBER: _ClassVar[int]
+    HELD_PINS_FIELD_NUMBER: _ClassVar[int]
     session: int
     dropped_pins: bytes
-    def __init__(self, session: _Optional[int] = ..., dropped_pins: _Optional[bytes] = ...) -> None: ...
+    held_pins: bytes
+    def __init__(self, session: _Optional[int] = ..., dropped_pins: _Optional[bytes] = ..., held_pins: _Optional[bytes] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("epoch", "lease_ms", "topology_version")

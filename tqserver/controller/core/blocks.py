@@ -242,9 +242,9 @@ class BlockTable:
         return freed_effects(freed)
 
     def pin(self, block_ids: Iterable[int]) -> None:
-        """Keeps blocks for a reader."""
+        """Keeps blocks whose bytes are still there for a reader."""
         for block_id in block_ids:
-            self.live[block_id].pins += 1
+            (self.live.get(block_id) or self.lingering[block_id]).pins += 1
 
     def unpin(self, block_ids: Iterable[int], now: float) -> list[effects.Effect]:
         """Takes back `pin`; returns what is freed."""

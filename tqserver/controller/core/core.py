@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 from tqclient import limits as wire_limits
-from tqclient.errors import InvalidArgument, SampleNotFound, TQError
+from tqclient.errors import InvalidArgument, TQError
 from tqclient.wire.packing import I64, U32, pack_array
 from tqclient.wire.v1 import common_pb2, controller_pb2, journal_pb2
 from tqserver.controller.core import (
@@ -24,6 +24,7 @@ from tqserver.controller.core import (
     membership,
     producers,
     ranks,
+    reads,
     retire,
     rowcommands,
     snapshot,
@@ -36,9 +37,7 @@ from tqserver.controller.core.claims import Readiness
 from tqserver.controller.core.consumer import DEAD, STALE, SURPLUS
 from tqserver.controller.core.dedup import REPLY_TYPES
 from tqserver.controller.core.effects import Changed, Effect, ReadinessChanged
-from tqserver.controller.core.partition import Partition
 from tqserver.controller.core.rows import blocks_of, write_rows
-from tqserver.controller.core.samples import Slots
 from tqserver.controller.core.sessions import Leases, Session
 from tqserver.controller.core.state import Effects, State
 
@@ -236,6 +235,10 @@ class Core:
         lease_ms = self._state.leases.renew(session, now)
         return lease_ms, self.drop_pins(session, dropped_pins, now)
 
+    def hold_pins(self, session: int, held: NDArray[Any]) -> None:
+        """Takes read pins again that were given before a start; see `reads.hold`."""
+        reads.hold(self._state, session, held)
+
     def renew_claim(self, session: int, claim_id: int, now: float) -> int:
         """Renews one claim; returns its lease in milliseconds.
 
@@ -380,8 +383,8 @@ class Core:
         partition = state.partition(request.partition_id)
         fields = tuple(validate.names("field", request.fields, wire_limits.FIELDS_MAX))
         fields = fields or tuple(partition.samples.columns)
-        slots = _located(partition, request)
-        _check_written(partition, slots, fields)
+        slots = reads.located(partition, request)
+        reads.check_written(partition, slots, fields)
         block_ids = blocks_of(partition.samples, slots, fields)
         state.blocks.pin(block_ids)
         state.last_pin += 1
@@ -462,37 +465,3 @@ def _body(command: journal_pb2.Command) -> tuple[str, Any]:
     if kind is None:
         raise InvalidArgument("the command is empty, or of a later version")
     return kind, getattr(command, kind)
-
-
-def _located(partition: Partition, request: controller_pb2.LocateRequest) -> Slots:
-    if not request.HasField("keys"):
-        return partition.find(validate.sample_ids(request.ids))
-    if request.ids:
-        raise InvalidArgument("samples are looked up by ids or by keys, not by both")
-    keys = validate.sample_keys(request.keys)
-    slots = partition.samples.find_keys(keys)
-    missing = np.flatnonzero(slots < 0)[: wire_limits.ERROR_IDS_MAX].tolist()
-    if missing:
-        shown = ", ".join(repr(keys[row]) for row in missing[:8])
-        raise SampleNotFound(
-            f"{partition}: {int(np.count_nonzero(slots < 0))} of {len(keys)} keys have no sample: {shown}"
-            f"{partition.gone_note()}",
-            rows=missing,
-        )
-    return slots
-
-
-def _check_written(partition: Partition, slots: Slots, fields: tuple[str, ...]) -> None:
-    for name in fields:
-        column = partition.samples.columns.get(name)
-        if column is None:
-            known = ", ".join(partition.samples.columns) or "none yet"
-            raise SampleNotFound(f"{partition} has no field {name!r}; its fields: {known}")
-        unwritten = np.flatnonzero(column.block[slots] == 0)
-        if len(unwritten):
-            rows = unwritten[: wire_limits.ERROR_IDS_MAX]
-            raise SampleNotFound(
-                f"{partition}: field {name!r} is not written for {len(unwritten)} of {len(slots)} samples",
-                ids=partition.samples.ids[slots[rows]].tolist(),
-                rows=rows.tolist(),
-            )
