@@ -76,9 +76,10 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         except grpc.RpcError:
             return  # the link broke
 
-    def sync(self, extents: Extents = [], sessions: list[int] = [], sequence: int = 1) -> None:  # noqa: B006
+    def sync(self, extents: Extents = [], sessions: list[int] = [], sequence: int = 1, grace_ms: int = 0) -> None:  # noqa: B006
         packed = pack_array(extents, U64), pack_array(sessions, U64)
-        self._put(sequence, sync=controller_pb2.NodeSync(extents=packed[0], sessions=packed[1]))
+        sync = controller_pb2.NodeSync(extents=packed[0], sessions=packed[1], grace_ms=grace_ms)
+        self._put(sequence, sync=sync)
 
     def sealed(self, extents: Extents, sequence: int = 2) -> None:
         self._put(sequence, sealed=controller_pb2.ExtentsSealed(extents=pack_array(extents, U64)))

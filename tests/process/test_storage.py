@@ -308,6 +308,24 @@ def test_a_window_that_is_cut_into_more_pieces_than_the_table_has_rows(tmp_path:
         assert "ERROR" not in rig.daemon.log.read_text().upper().replace("LAST ERROR", "")
 
 
+def test_a_node_keeps_for_a_while_what_its_controller_forgot_in_a_restart(rig: Rig) -> None:
+    windows = [rig.reserve(1, 4096) for _ in range(2)]
+    known, forgotten = [(window.offset, 4096, window.generation, 1) for window in windows]
+    rig.controller.sealed([known, forgotten])
+    rig.wait_used(8192, 0)
+    for grace_ms in (60_000, 400):  # it restarts twice
+        rig.controller.sync([known], [1], sequence=5, grace_ms=grace_ms)
+    time.sleep(0.2)
+    assert rig.used() == (8192, 0, 0)
+    rig.read(forgotten[:3])
+    rig.wait_used(4096, 0)
+    with pytest.raises(SampleNotFound):
+        rig.read(forgotten[:3])
+    rig.read(known[:3])
+    rig.controller.sync([], [1], sequence=6)  # the link broke, no more: what was freed meanwhile is free
+    rig.wait_used(0, 0)
+
+
 def test_link_is_opened_again_and_an_older_controller_is_not_obeyed(rig: Rig) -> None:
     window = rig.reserve(1, 1000)
     rig.write(1, window, b"k" * 1000)

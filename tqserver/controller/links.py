@@ -122,10 +122,14 @@ class Links:
     Args:
         pipeline: for what nodes report.
         lost_data: called when a node has seen more than this controller knows.
+        clock: that of the core.
         accept_data_loss: let such a node in all the same.
     """
 
-    def __init__(self, pipeline: Pipeline, lost_data: Callable[[], None], *, accept_data_loss: bool) -> None:
+    def __init__(
+        self, pipeline: Pipeline, lost_data: Callable[[], None], *, clock: Callable[[], float], accept_data_loss: bool
+    ) -> None:
+        self._clock = clock
         self._pipeline = pipeline
         self._core = pipeline.core
         self._lost_data = lost_data
@@ -248,7 +252,11 @@ class Links:
         self._told.discard(link.arena)
         self._changes += 1
         extents, sessions = self._core.node_sync(link.node, link.arena)
-        sync = pb.NodeSync(extents=pack_array(extents, U64), sessions=pack_array(sessions, U64))
+        sync = pb.NodeSync(
+            extents=pack_array(extents, U64),
+            sessions=pack_array(sessions, U64),
+            grace_ms=self._core.grace_ms(self._clock()),
+        )
         link.start(pb.NodeOrder(sequence=self._core.sequence, sync=sync))
         _log.info("attached", node=link.node, address=hello.node.address, extents=len(extents), sessions=len(sessions))
 

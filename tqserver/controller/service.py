@@ -71,7 +71,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
             replayed=replayed,
         )
         self._calls = Calls(self._pipeline, self._waiters)
-        self._links = Links(self._pipeline, lost_data, accept_data_loss=accept_data_loss)
+        self._links = Links(self._pipeline, lost_data, clock=clock, accept_data_loss=accept_data_loss)
         self._closing = False
 
     async def start(self) -> None:

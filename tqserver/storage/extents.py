@@ -137,11 +137,13 @@ class Outcome:
         late: extents that were sealed although their session had ended before.
         adopted: extents that lay in no window; their bytes were free, so they were sealed.
         conflicts: extents whose bytes belong to something else; they were not sealed.
+        kept: extents that the controller does not know, and that stayed sealed all the same.
     """
 
     late: list[Extent] = field(default_factory=list)
     adopted: list[Extent] = field(default_factory=list)
     conflicts: list[Extent] = field(default_factory=list)
+    kept: list[Extent] = field(default_factory=list)
 
 
 class Allocator:
@@ -393,20 +395,24 @@ class Allocator:
             window.length = run.end - window.offset
             self._open(window, run)
 
-    def sync(self, extents: Iterable[Extent], sessions: Iterable[int], *, now: float) -> Outcome:
+    def sync(self, extents: Iterable[Extent], sessions: Iterable[int], *, now: float, keep: bool = False) -> Outcome:
         """Takes over the controller's whole truth: what is neither sealed nor reserved by a live session is freed.
 
         Args:
             extents: every one that is sealed.
             sessions: every one that is live.
             now: as for `end_session`.
+            keep: extents that the controller does not know stay sealed; the caller is to `free` them later.
 
         Returns:
             As `seal`; extents that were adopted are no surprise after a restart.
         """
         truth = {extent.offset: extent for extent in extents}
-        self.free([extent for extent in self._extents.values() if truth.get(extent.offset) != extent])
+        gone = [extent for extent in self._extents.values() if truth.get(extent.offset) != extent]
+        if not keep:
+            self.free(gone)
         outcome = self.seal(truth[offset] for offset in sorted(truth))
+        outcome.kept += gone if keep else []
         live = set(sessions)
         for session in [session for session in self._by_session if session not in live]:
             self.end_session(session, now=now)

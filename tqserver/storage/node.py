@@ -52,6 +52,7 @@ class Node:
         self._synced = False
         self._changed = asyncio.Event()  # replaced at every change of what calls wait for
         self._reported_gone: set[int] = set()
+        self._freeing: asyncio.TimerHandle | None = None  # of what the controller forgot in a restart
         self._engine = 0  # number of the one that new windows are written through; 0 for none
         self._segment = ""  # under which peers open it
 
@@ -112,7 +113,12 @@ class Node:
 
     def _sync(self, sync: pb.NodeSync, sequence: int) -> None:
         sessions = unpack_array(sync.sessions, U64, what="sessions").tolist()
-        outcome = self._allocator.sync(_extents(sync.extents), sessions, now=self._now())
+        keep = self._synced and sync.grace_ms > 0  # a node that was just started has sealed nothing itself
+        outcome = self._allocator.sync(_extents(sync.extents), sessions, now=self._now(), keep=keep)
+        if self._freeing is not None:
+            self._freeing.cancel()  # what it was to free was freed just now, or is kept for longer
+        loop = asyncio.get_running_loop()
+        self._freeing = loop.call_later(sync.grace_ms / 1000, self._allocator.free, outcome.kept) if keep else None
         if not self._synced:
             outcome.adopted.clear()  # a node that was just started learns of its extents this way
         self._log_outcome(outcome)

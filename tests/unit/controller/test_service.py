@@ -460,7 +460,7 @@ def test_a_link_that_is_cut_off_while_it_opens_is_not_attached(cut_off: bool) ->
 
     async def scenario() -> None:
         pipeline = LatePipeline(Driver())
-        links = Links(pipeline, lambda: None, accept_data_loss=False)  # type: ignore[arg-type]
+        links = Links(pipeline, lambda: None, clock=float, accept_data_loss=False)  # type: ignore[arg-type]
         orders = links.attach(reports())
 
         async def first() -> pb.NodeOrder:

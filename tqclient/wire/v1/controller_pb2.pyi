@@ -869,12 +869,14 @@ class NodeOrder(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., sync: _Optional[_Union[NodeSync, _Mapping]] = ..., sealed: _Optional[_Union[ExtentsSealed, _Mapping]] = ..., freed: _Optional[_Union[ExtentsFreed, _Mapping]] = ..., sessions: _Optional[_Union[SessionsChanged, _Mapping]] = ...) -> None: ...
 
 class NodeSync(_message.Message):
-    __slots__ = ("extents", "sessions")
+    __slots__ = ("extents", "sessions", "grace_ms")
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    GRACE_MS_FIELD_NUMBER: _ClassVar[int]
     extents: bytes
     sessions: bytes
-    def __init__(self, extents: _Optional[bytes] = ..., sessions: _Optional[bytes] = ...) -> None: ...
+    grace_ms: int
+    def __init__(self, extents: _Optional[bytes] = ..., sessions: _Optional[bytes] = ..., grace_ms: _Optional[int] = ...) -> None: ...
 
 class ExtentsSealed(_message.Message):
     __slots__ = ("extents",)

@@ -405,8 +405,9 @@ class ControllerServicer:
     def Attach(self, request_iterator, context):
         """The link of one storage node: opened by the node, kept open, opened again after a break. The node sends NodeHello first;
         the controller answers with NodeSync, the whole truth, and then with changes in the order in which they were applied.
-        A node that attaches under a name whose link is open replaces it. Orders are not acknowledged: after a break the next
-        NodeSync says everything. FAILED_PRECONDITION when the node has seen a higher sequence than this controller has
+        A node that attaches with an arena whose link is open replaces that link; with another arena, under the name of one that
+        is open, it is UNAVAILABLE until that has ended. Orders are not acknowledged: after a break the next NodeSync says
+        everything. FAILED_PRECONDITION when the node has seen a higher sequence than this controller has
         (it was restored from an older file).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

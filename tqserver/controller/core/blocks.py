@@ -268,12 +268,19 @@ class BlockTable:
             del self.lingering[record.block_id]
         return freed_effects(freed)
 
+    def grace_left(self, now: float) -> float:
+        """Returns the seconds for which readers may hold pins of before the start."""
+        return max(0.0, self.grace_until - now)
+
     def collect_deadline(self) -> float | None:
         """Returns when `collect` may have something to free, if ever. This is asked after every few commands."""
         return self.grace_until if self.lingering and self.grace_until != NO_GRACE else None
 
     def start(self, grace_until: float) -> None:
-        """Forgets pins: they died with the controller that gave them. What it had freed, or was about to, is gone."""
+        """Forgets pins: they died with the controller that gave them. What it had freed, or was about to, is gone here.
+
+        Nodes that live on keep such bytes for the grace period, see `NodeSync.grace_ms`.
+        """
         self.lingering.clear()
         for record in self.live.values():
             record.pins = 0

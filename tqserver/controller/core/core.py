@@ -434,6 +434,10 @@ class Core:
         sessions = np.fromiter(self._state.leases.sessions, dtype=np.uint64)
         return self._state.blocks.extents_of(node, arena), sessions
 
+    def grace_ms(self, now: float) -> int:
+        """Returns for how long a node is to keep what it has sealed and `node_sync` does not name, in milliseconds."""
+        return int(self._state.blocks.grace_left(now) * 1000)
+
     # Snapshots.
 
     def capture(self) -> snapshot.Capture:
