@@ -13,11 +13,13 @@ from typing import Any, Final, Literal
 import msgpack
 
 from tqclient.errors import InvalidArgument, SchemaMismatch
+from tqclient.limits import ROW_LENGTH_MAX
 
 Kind = Literal["dense", "ragged", "struct", "list"]
 KINDS: Final = ("dense", "ragged", "struct", "list")
 DEPTH_MAX: Final = 64
 """Structs within structs."""
+DIMENSION_MAX: Final = (1 << 63) - 1
 _REMEMBERED_BYTES_MAX: Final = 512
 
 
@@ -39,6 +41,11 @@ class Form:
     dtype: str = ""
     shape: tuple[int, ...] = ()
     children: tuple[tuple[str, Form], ...] = ()
+
+    @property
+    def row_length(self) -> int | None:
+        """The leading dimension of each row of a dense column; None: it has none, or a longer one than counts."""
+        return self.shape[0] if self.kind == "dense" and self.shape and self.shape[0] <= ROW_LENGTH_MAX else None
 
     def to_bytes(self) -> bytes:
         """Encodes the form; equal forms have equal bytes."""
@@ -69,8 +76,10 @@ class Form:
         kind, container, dtype, shape, children = tree
         if kind not in KINDS or depth == 0:
             raise ValueError(f"kind {kind!r} at depth {DEPTH_MAX - depth}")
-        if not (isinstance(container, str) and isinstance(dtype, str) and all(isinstance(size, int) for size in shape)):
+        if not (isinstance(container, str) and isinstance(dtype, str) and all(type(size) is int for size in shape)):
             raise ValueError("container, dtype or shape is of the wrong type")
+        if not all(0 <= size <= DIMENSION_MAX for size in shape):
+            raise ValueError(f"shape {shape}: dimensions from 0 to {DIMENSION_MAX}")
         if not all(isinstance(key, str) for key, _ in children):
             raise ValueError("a key is not a string")
         return cls(kind, container, dtype, tuple(shape), tuple((k, cls._from_tree(c, depth - 1)) for k, c in children))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.model.driver import Driver, claim_request, ids, unpack
 from tqclient.errors import ClaimTimeout, InvalidArgument, Sealed
-from tqclient.schema import Form
+from tqclient.limits import ROW_LENGTH_MAX
+from tqclient.schema import Form, Kind
 from tqclient.wire.packing import U8, U16, U32, pack_array
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver.controller.core import Core, Readiness
@@ -170,3 +173,29 @@ def test_a_drained_partition_ends_claims_by_tokens(driver: Driver, session: int)
     driver.settle(session, driver.claim(session, p, 0, max_tokens=9, token_field="tokens").claim_id)
     with pytest.raises(Sealed):
         _claim(driver, session, p, 9)
+
+
+def test_a_dense_row_that_is_longer_than_counts_has_no_length(driver: Driver, session: int) -> None:
+    p = driver.partition(session)
+    too_long = Form("dense", "torch", "int64", (ROW_LENGTH_MAX + 1,)).to_bytes()
+    driver.put(session, p, 1, ["weights"], form=too_long)
+    fields = driver.describe(p).fields
+    assert not fields[0].HasField("length_min")
+    with pytest.raises(InvalidArgument, match="'weights' have no length"):
+        _claim(driver, session, p, 10, token_field="weights")
+    q = driver.partition(session, "q")
+    ids = _put(driver, session, q, [5])
+    ids += driver.put(session, q, 1, ["tokens"], form=too_long)
+    with pytest.raises(InvalidArgument, match=rf"samples \[{ids[1]}\] were put without their lengths"):
+        _claim(driver, session, q, 10)
+
+
+@pytest.mark.parametrize("shape", [(-1,), (2, -5), (1 << 63,), (True,)])
+@pytest.mark.parametrize("kind", ["dense", "ragged"])
+def test_a_form_with_dimensions_that_no_tensor_has_is_refused(
+    driver: Driver, session: int, kind: Kind, shape: Any
+) -> None:
+    p = driver.partition(session)
+    with pytest.raises(InvalidArgument, match="not the form of a column"):
+        driver.put(session, p, 1, form=Form(kind, "torch", "int64", shape).to_bytes())
+    assert not driver.describe(p).fields

@@ -186,7 +186,7 @@ class SampleTable:
 
     def length_fields(self) -> list[str]:
         """Returns the fields whose rows have a length."""
-        dense = [name for name, column in self.columns.items() if column.form.kind == "dense" and column.form.shape]
+        dense = [name for name, column in self.columns.items() if column.form.row_length is not None]
         return sorted({*self.lengths, *dense})
 
     def lengths_of(self, field: str, slots: Slots) -> NDArray[np.int64]:
@@ -204,10 +204,11 @@ class SampleTable:
                 raise InvalidArgument(f"field {field!r}: samples {ids} were put without their lengths", ids=ids)
             return lengths
         column = self.columns.get(field)
-        if column is None or column.form.kind != "dense" or not column.form.shape:
+        length = None if column is None else column.form.row_length
+        if length is None:
             known = ", ".join(self.length_fields()) or "none yet"
             raise InvalidArgument(f"the rows of field {field!r} have no length; fields that have them: {known}")
-        return np.full(len(slots), column.form.shape[0], dtype=np.int64)
+        return np.full(len(slots), length, dtype=np.int64)
 
     def set_lengths(self, field: str, slots: Slots | slice, lengths: Any) -> None:
         """Says how long a ragged field is in these samples: an array of as many, or one length for all."""
@@ -223,10 +224,8 @@ class SampleTable:
 
     def length_range(self, field: str) -> tuple[int, int] | None:
         """Returns the least and the greatest length of a field's rows; None where they have none."""
-        form = self.columns[field].form
-        if form.kind == "dense" and form.shape:
-            return form.shape[0], form.shape[0]
-        return self.length_ranges.get(field)
+        length = self.columns[field].form.row_length
+        return self.length_ranges.get(field) if length is None else (length, length)
 
     def _count_shards(self, slots: Slots, sign: int) -> None:
         for own, count in Counter(self.tags_of(slots)).items():  # of many samples, few differ

@@ -321,8 +321,8 @@ def ragged_paths(path: str, form: Form) -> Iterator[str]:
 
 def dense_lengths(path: str, form: Form) -> Iterator[tuple[str, int]]:
     """Names the dense fields in a form whose rows have a leading dimension, likewise, each with that."""
-    if form.kind == "dense" and form.shape:
-        yield path, form.shape[0]
+    if form.row_length is not None:
+        yield path, form.row_length
     for key, child in form.children:
         yield from dense_lengths(f"{path}.{key}", child)
 
