@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.model.driver import Driver, claim_request, client_id
-from tqserver.controller.core import consumer, limits, samples
+from tqserver.controller.core import consumer, limits, tags
 from tqserver.controller.core.cache import Cache
 from tqserver.controller.core.partition import Partition
 
@@ -154,7 +154,7 @@ def test_a_first_claim_leaves_to_the_others_what_they_look_at(
     driver.core.check_invariants()
 
 
-@pytest.mark.parametrize(("owner", "name"), [(consumer, "PriorityIndex"), (samples, "_each")])
+@pytest.mark.parametrize(("owner", "name"), [(consumer, "PriorityIndex"), (tags, "unpacked")])
 def test_claims_by_the_numbers_of_many_tags_in_turn_look_at_all_samples_once(
     driver: Driver, session: int, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:

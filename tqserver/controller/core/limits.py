@@ -44,9 +44,11 @@ IDLE_INDEXES_MAX: Final = 4
 GRANTED_GROUPS_MAX: Final = 1 << 20
 """Groups that a consumer remembers as granted; a member that joins one after it was forgotten counts as new."""
 NUMBERED_TAGS_MAX: Final = 64
-"""Tags of one partition whose numbers are kept by sample; ..."""
+"""Tags of one partition whose numbers are kept by sample, and as many whose values are; ..."""
 IDLE_NUMBERED_TAGS_MAX: Final = 8
 """... and of those that nobody asks for any more, so many, the latest."""
+TAG_VALUES_MAX: Final = 1 << 18
+"""Values of one tag that are told apart by a number; where there are more, a filter unpacks the tags of each sample."""
 LISTED_MAX: Final = 8
 """Ids that the text of an error lists."""
 REPLIES_PER_CLIENT_MAX: Final = 65_536

@@ -17,12 +17,11 @@ from tqserver.controller.core.changes import Changes, removed
 from tqserver.controller.core.consumer import CONSUMED, DEAD, LEASED, OPEN, STALE, SURPLUS, Consumer
 from tqserver.controller.core.permits import Admitted
 from tqserver.controller.core.samples import SampleTable, Slots
-from tqserver.controller.core.tags import TagFilter
+from tqserver.controller.core.tags import UNABORTED
 from tqserver.controller.core.versions import LiveVersions
 from tqserver.controller.core.view import View, ViewKey
 
 NO_GROUPS: Final = np.empty(0, dtype=np.int64)
-_UNABORTED: Final = TagFilter(b"", True)
 
 
 class Partition:
@@ -264,7 +263,7 @@ class Partition:
         slots = slots[(consumer.state[slots] == OPEN) | (consumer.state[slots] == STALE)]
         stale, groups = self.stale(slots), samples.group[slots]
         breaking = stale & (groups >= 0)
-        breaking[breaking] = samples.matching(_UNABORTED, slots[breaking])
+        breaking[breaking] = samples.matching(UNABORTED, slots[breaking])
         dropped = stale | np.isin(groups, groups[breaking])
         states = consumer.state[slots]
         consumer.move(slots[dropped & (states == OPEN)], STALE)

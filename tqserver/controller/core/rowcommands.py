@@ -36,7 +36,7 @@ def _select(samples: SampleTable, request: pb.ClearRequest) -> NDArray[np.int64]
     elif request.HasField("groups"):
         return samples.in_groups(validate.group_values(request.groups))
     elif request.tags:
-        return samples.with_tags(validate.tag_map(request.tags))
+        return samples.with_tags(request.tags)
     elif request.HasField("prefix"):
         return samples.with_prefix(request.prefix)
     else:

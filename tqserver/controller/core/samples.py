@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -15,8 +15,8 @@ from tqclient.errors import InvalidArgument
 from tqclient.schema import Form
 from tqserver.controller.core import limits, tags
 from tqserver.controller.core.arrays import distinct, grown
-from tqserver.controller.core.cache import Cache
 from tqserver.controller.core.groups import DeclaredSizes, GroupTable, Members
+from tqserver.controller.core.tagcolumns import TagColumns
 
 Slots = NDArray[np.int64]
 LENGTH_UNKNOWN: Final = (1 << 32) - 1
@@ -55,14 +55,6 @@ def _span(slots: Slots) -> slice | None:
     if last - first + 1 != len(slots) or (last > first and not bool((slots[1:] > slots[:-1]).all())):
         return None
     return slice(first, last + 1)
-
-
-def _each(ask: Callable[[bytes], T], values: Sequence[bytes], dtype: type[np.generic]) -> NDArray[Any]:
-    """Returns what is said of each value, and asks once of equal ones where most are equal to others."""
-    different = set(values)
-    if 2 * len(different) < len(values):
-        ask = {value: ask(value) for value in different}.__getitem__
-    return np.fromiter(map(ask, values), dtype, len(values))
 
 
 @dataclass(slots=True)
@@ -126,7 +118,7 @@ class SampleTable:
         self.shard_sizes: dict[int, int] = {}
         self._declared: DeclaredSizes | None = None
         self._members: Members | None = None
-        self._numbers = Cache[str, NDArray[np.float64]](limits.IDLE_NUMBERED_TAGS_MAX, limits.NUMBERED_TAGS_MAX)
+        self._by_tag = TagColumns()
         # Made on first use: a restored controller serves before it has indexed every key.
         self._key_ids: dict[str, int] | None = None
 
@@ -171,18 +163,17 @@ class SampleTable:
 
     def numbers(self, tag: str) -> NDArray[np.float64]:
         """Returns the number under a tag by slot (float64 [capacity]); minus infinity where a sample has none."""
-        found = self._numbers.get(tag)
-        if found is None:
-            found = self._numbers.add(tag, np.full(self.capacity, -np.inf))
-            if self.tagged:
-                found[: self.size] = _each(lambda own: tags.number(own, tag), self.tags, np.float64)
-        return found
+        return self._by_tag.numbers(tag, self.tags if self.tagged else (), self.capacity)
 
     def matching(self, passes: tags.TagFilter, slots: Any) -> NDArray[np.bool_]:
         """Returns which samples a filter lets pass: bool, by entry of `slots`."""
         if not self.tagged:
             return np.full(len(self.alive[slots]), passes(b""))
-        return _each(passes, self.tags[slots] if isinstance(slots, slice) else picked(self.tags, slots), np.bool_)
+        plain = self._by_tag.having(passes.plain, self.tags, slots, self.capacity) if passes.plain else None
+        if plain is not None and not passes.unaborted:
+            return plain
+        own = self.tags[slots] if isinstance(slots, slice) else picked(self.tags, slots)
+        return passes.of(own) if plain is None else plain & tags.UNABORTED.of(own)
 
     def length_fields(self) -> list[str]:
         """Returns the fields whose rows have a length."""
@@ -284,7 +275,7 @@ class SampleTable:
         for column in self.columns.values():
             column.block, column.row = grown(column.block, capacity), grown(column.row, capacity)
         self.lengths = {name: grown(array, capacity) for name, array in self.lengths.items()}
-        self._numbers.replace(lambda array: grown(array, capacity))
+        self._by_tag.move(slice(None), capacity)
 
     def append(self, ids: NDArray[np.int64], keys: Iterable[str] | None) -> range:
         """Takes in new samples, without groups, versions, tags or fields; `reserve` was called. Returns their slots."""
@@ -297,9 +288,7 @@ class SampleTable:
             column.block[start:stop] = 0
         for lengths in self.lengths.values():
             lengths[start:stop] = LENGTH_UNKNOWN
-        for numbers in self._numbers:
-            numbers[start:stop] = -np.inf
-        self._numbers.changed()
+        self._by_tag.append(slice(start, stop))
         if keys is None:
             self.keys.extend([""] * len(ids))
         else:
@@ -376,9 +365,7 @@ class SampleTable:
             own[slot] = value
         self._count_shards(slots, 1)
         self._declare(slots, 1)
-        for tag, numbers in self._numbers.items():
-            numbers[slots] = [tags.number(value, tag) for value in values]
-        self._numbers.changed()
+        self._by_tag.set(slots, values)
 
     def add_column(self, name: str, form: Form, form_bytes: bytes) -> None:
         """Adds a field that no sample has yet."""
@@ -443,10 +430,12 @@ class SampleTable:
         chosen = np.isin(self.group[: self.size], wanted) & self.alive[: self.size]
         return np.flatnonzero(chosen)
 
-    def with_tags(self, wanted: dict[Any, Any]) -> Slots:
-        """Returns the samples that have all of these tags, with these values."""
-        matching = {own for own in set(self.tags) if own and tags.has_all(own, wanted)}
-        return np.array([slot for slot, own in enumerate(self.tags) if own in matching], dtype=np.int64)
+    def with_tags(self, wanted: bytes) -> Slots:
+        """Returns the samples that have all of these tags, with these values: an encoded map that is not empty."""
+        if not self.tagged:
+            return np.empty(0, dtype=np.int64)
+        matching = self.matching(tags.TagFilter(wanted, False), slice(0, self.size))
+        return np.flatnonzero(matching & self.alive[: self.size])
 
     def with_prefix(self, prefix: str) -> Slots:
         """Returns the samples whose key begins so."""
@@ -471,7 +460,7 @@ class SampleTable:
         for column in self.columns.values():
             column.block, column.row = grown(column.block[kept], capacity), grown(column.row[kept], capacity)
         self.lengths = {name: grown(array[kept], capacity) for name, array in self.lengths.items()}
-        self._numbers.clear()
+        self._by_tag.move(kept, capacity)
         slots = kept.tolist()
         self.keys = [self.keys[slot] for slot in slots]
         self.tags = [self.tags[slot] for slot in slots]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any, Final
 
 import msgpack
+import numpy as np
+from numpy.typing import NDArray
 
 from tqserver.controller.core import limits
 
@@ -18,10 +22,13 @@ GROUP_SIZE_MAX: Final = (1 << 63) - 1
 """No group ever has so many members: one that is to have more than fits an int64 is as incomplete with this many."""
 SHARD: Final = "shard"
 """The part of its partition that a sample belongs to: an int."""
+PLAIN: Final = (bool, int, float, str, bytes)
+"""Types of values that are equal where their types are the same and they hash alike."""
 KNOWN_MAX: Final = 4_096
 """Encoded maps whose outcome a filter remembers; ..."""
 KNOWN_BYTES_MAX: Final = 1 << 19
 """... and their bytes: nobody else may have them any more."""
+_NO_TAGS: Final = bytes(msgpack.packb({}))
 
 
 def merge(own: bytes, new: bytes) -> bytes:
@@ -44,9 +51,27 @@ def _same(left: Any, right: Any) -> bool:
     return bool(type(left) is type(right) and left == right)  # 1, 1.0 and True are different tags
 
 
-def number(tags: bytes, name: str) -> float:
-    """Returns the number under a tag; minus infinity where there is none."""
-    value: Any = msgpack.unpackb(tags).get(name) if tags else None
+def unpacked(values: Sequence[bytes]) -> list[dict[Any, Any]]:
+    """Unpacks encoded maps, an empty string as {}; equal ones may be one object."""
+    different = list(set(values))
+    if 2 * len(different) < len(values):
+        known = dict(zip(different, unpacked(different), strict=True))
+        return [known[value] for value in values]
+    unpacker = msgpack.Unpacker(max_buffer_size=0)  # as large as they are
+    unpacker.feed(b"".join(value or _NO_TAGS for value in values))
+    return list(unpacker)
+
+
+def each(ask: Callable[[bytes], bool], values: Sequence[bytes]) -> NDArray[np.bool_]:
+    """Returns what is said of each value, and asks once of equal ones where most are equal to others."""
+    different = set(values)
+    if 2 * len(different) < len(values):
+        ask = {value: ask(value) for value in different}.__getitem__
+    return np.fromiter(map(ask, values), np.bool_, len(values))
+
+
+def number(value: Any) -> float:
+    """Returns the number that a value under a tag is; minus infinity if it is none."""
     kind = type(value)  # of a million samples at a time: this must be quick
     return float(value) if kind is int or (kind is float and value == value) else -math.inf  # noqa: PLR0124 - not NaN
 
@@ -73,10 +98,16 @@ class TagFilter:
     Args:
         where: an encoded map: all of these tags, with these values.
         unaborted: none that is tagged as aborted.
+
+    Attributes:
+        plain: the tags that it wants where all of their values are plain, or else none.
+        unaborted: as given.
     """
 
     def __init__(self, where: bytes, unaborted: bool) -> None:
         self._where: dict[Any, Any] = msgpack.unpackb(where) if where else {}
+        self.plain = self._where if all(type(value) in PLAIN for value in self._where.values()) else {}
+        self.unaborted = unaborted
         self._abortion = ABORTED.encode() if unaborted else None
         self._known: dict[bytes, bool] = {}
         self._known_bytes = 0
@@ -99,3 +130,16 @@ class TagFilter:
             aborted = self._abortion is not None and has_all(tags, {ABORTED: True})
             known = self._known[tags] = not aborted and has_all(tags, self._where)
         return known
+
+    def of(self, values: Sequence[bytes]) -> NDArray[np.bool_]:
+        """Returns which of many pass: bool [values]."""
+        word = self._abortion
+        if self._where or word is None:
+            return each(self, values)
+        suspect = np.fromiter((word in value for value in values), np.bool_, len(values))
+        passes = ~suspect
+        passes[suspect] = each(self, list(compress(values, suspect)))
+        return passes
+
+
+UNABORTED: Final = TagFilter(b"", True)
