@@ -20,6 +20,7 @@ from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import journal_pb2
 from tqserver.controller.core import Core, Readiness
 from tqserver.controller.core.samplers.balance import balanced
+from tqserver.controller.core.shares import ORPHAN_LEASES
 
 RAGGED = Form("ragged", "torch", "int64", ()).to_bytes()
 SAMPLER: dict[str, Any] = {"sampler": "seqlen_balanced", "params": {"field": "a"}}
@@ -245,6 +246,45 @@ def test_a_lost_dp_rank_is_left_out_until_it_is_back(driver: Driver, session: in
     assert (back.step, driver.counts(p)) == (2, (0, 4, 8, 0, 0))
     assert job.claim(0, 0, 2, **SAMPLER).step == 2
     driver.core.check_invariants()
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_job_that_comes_back_as_a_whole_has_global_batches_from_the_first_on(
+    driver: Driver, session: int, *, restart: bool
+) -> None:
+    p = driver.partition(session)
+    _put(driver, session, p, [1] * 12)
+    job = Job(driver, p, dp=3, tp=1)
+    for rank in range(3):
+        job.claim(rank, 0, 2, **SAMPLER)
+    for rank in range(3):
+        job.die(rank, 0)
+    assert _leases_pass(driver, ORPHAN_LEASES + 1) == ["dissolve_replica"] * 3
+    if restart:
+        driver.core = Core.restore(driver.core.snapshot(), driver.now, session_lease=LEASE)
+    claims = [job.claim(rank, 0, 2, **SAMPLER) for rank in (1, 0, 2)]
+    assert [(claim.step, len(_ids(claim))) for claim in claims] == [(1, 2)] * 3
+    assert driver.counts(p) == (0, 6, 6, 0, 0)
+    # Whoever does not come back is not waited for for ever: its share is the others' after as long a time as ever.
+    job.die(2, 0)
+    assert sorted(map(str, _leases_pass(driver, ORPHAN_LEASES + 1))) == ["complete_ranks", "dissolve_replica"]
+    assert driver.counts(p) == (0, 8, 4, 0, 0)
+
+
+def test_the_first_of_a_job_that_comes_back_gives_the_others_their_whole_time_again(
+    driver: Driver, session: int
+) -> None:
+    p = driver.partition(session)
+    _put(driver, session, p, [1] * 8)
+    job = Job(driver, p, dp=2, tp=1)
+    lost = [job.claim(rank, 0, 2, **SAMPLER) for rank in (0, 1)]
+    for rank in (0, 1):
+        job.die(rank, 0)
+    _leases_pass(driver, ORPHAN_LEASES - 1)
+    again = [job.claim(0, 0, 2, **SAMPLER)]
+    assert _leases_pass(driver, 2) == []  # rank 1 is still on its way
+    again.append(job.claim(1, 0, 2, **SAMPLER))
+    assert [(claim.step, _ids(claim)) for claim in again] == [(claim.step, _ids(claim)) for claim in lost]
 
 
 def test_without_topology_it_is_one_rank(driver: Driver, session: int) -> None:

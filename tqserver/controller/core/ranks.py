@@ -54,11 +54,14 @@ def _hold(
 ) -> RankGroup:
     if consumer.ranks is None:
         consumer.ranks = RankGroup(Sizes.of(topology))
-    came = (topology.dp_rank, topology.member) not in consumer.ranks.holders
+    came, first = (topology.dp_rank, topology.member) not in consumer.ranks.holders, not consumer.ranks.holders
     consumer.ranks.hold(topology, session)
     if came:
         _watch_ranks(state, partition, consumer, now)
-    state.orphans.pop((partition.partition_id, consumer.name, topology.dp_rank), None)
+    # The others of a job that comes back have their whole time again.
+    for dp_rank in list(consumer.ranks.replicas) if first else [topology.dp_rank]:
+        state.orphans.pop((partition.partition_id, consumer.name, dp_rank), None)
+        _watch_orphan(state, partition, consumer, dp_rank, now)
     state.leases.sessions[session].consumers[partition.partition_id, consumer.name] = None
     return consumer.ranks
 

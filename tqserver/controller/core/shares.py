@@ -142,9 +142,12 @@ class RankGroup:
         return [share for replica in self.replicas.values() for share in replica.shares.values()]
 
     def active(self, asking: int) -> NDArray[np.int64]:
-        """Returns the DP ranks that a global batch is divided over, ascending, with the one that asks: int64 [n]."""
+        """Returns the DP ranks that a global batch is divided over, ascending, with the one that asks: int64 [n].
+
+        While no rank lives that is all of them: the one that asks is the first of a job that comes back.
+        """
         is_active = np.ones(self.sizes.dp, dtype=np.bool_)
-        is_active[[dp_rank for dp_rank, replica in self.replicas.items() if replica.gone]] = False
+        is_active[[dp_rank for dp_rank, replica in self.replicas.items() if replica.gone and self.holders]] = False
         is_active[asking] = True
         return np.flatnonzero(is_active)
 
@@ -176,6 +179,11 @@ class RankGroup:
         place = (topology.dp_rank, topology.member)
         replica = self.replica(topology.dp_rank)
         replica.gone = False
+        if (
+            not self.holders
+        ):  # the first of a job that comes back: the others are as likely to come as at the very start
+            for each in self.replicas.values():
+                each.gone = False
         if place in self.holders:
             return
         self.holders[place] = (session, topology.world_rank)
