@@ -8,8 +8,9 @@ partition may hold can only be met when that is sealed; it stands in a queue apa
 wait for other samples, so the queues do not wait for each other.
 
 A granted claim takes effect only once it is journaled; until then its rows are promised, so that no more claims are
-granted than there are rows for, however many one put wakes. A change costs as much as there are queues in the line and
-grants to make, not as there are calls that wait.
+granted than there are rows for, however many one put wakes. A rank whose share was made already, by the claim of
+another one, takes no rows: all such ranks are granted together. A change costs as much as there are queues in the line
+and grants to make, not as there are calls that wait.
 
 A claim that any samples meet need not wait until the put that brings them has taken effect: it is granted when that put
 goes to the journal, and lies there right behind it, so that one append makes both durable. When the put then brings
@@ -56,6 +57,9 @@ class Gauge(Protocol):
 
     def is_outsized(self, request: pb.ClaimRequest) -> bool:
         """Whether it asks for more samples than its partition may hold."""
+
+    def is_made(self, request: pb.ClaimRequest) -> bool:
+        """Whether it is a rank's, and what it is given next was taken for it already."""
 
     def demand(self, request: pb.CommitRequest | pb.AcquirePermitRequest) -> Demand:
         """Which limits the put or permit draws on, and which of them hold it back."""
@@ -110,6 +114,7 @@ class Waiter:
         choice: of a claim that stands in its line: what decides which samples are ready for it.
         countable: of such a claim: any `batch_size` ready samples meet it.
         foreseen: of such a claim: it was granted once already for a put that was on its way.
+        made: of such a claim: what it is given was taken for it already; it takes nothing of what is ready.
         alone: of such a claim that is granted: nothing is promised to others; of one that is foreseen, too: the rows of
             that put, all of them, are what it seems to meet.
         preview: called when it is granted alone: with the put that it was foreseen for, or None.
@@ -126,6 +131,7 @@ class Waiter:
         self.choice: QueueKey = ()
         self.countable = False
         self.foreseen = False
+        self.made = False
         self.alone = False
         self.preview: Callable[[pb.CommitRequest | None], None] = lambda _: None
         self.promised = 0
@@ -174,6 +180,11 @@ class Line(ABC):
     def serve(self, newcomer: Waiter | None = None) -> Served:
         """Takes out those whose turn it is; with a newcomer, only its own queue can have changed."""
 
+    def settled(self, waiter: Waiter) -> None:
+        """What was granted took effect, or failed to."""
+        self.promised -= waiter.promised
+        waiter.promised = 0
+
     @abstractmethod
     def timeout(self, waiter: Waiter) -> TQError:
         """Returns what to say to one who waited in vain."""
@@ -214,6 +225,21 @@ def _amount(request: pb.ClaimRequest) -> str:
 class ClaimLine(Line):
     """The claims of one consumer of one partition."""
 
+    def __init__(self, gauge: Gauge) -> None:
+        super().__init__(gauge)
+        self._given: set[QueueKey] = set()  # queues of which one is granted what was made: what comes next is not known
+
+    @property
+    def idle(self) -> bool:
+        """Nobody waits, and nothing is promised or given."""
+        return super().idle and not self._given
+
+    def settled(self, waiter: Waiter) -> None:
+        """What was granted took effect, or failed to."""
+        super().settled(waiter)
+        if waiter.made:
+            self._given.discard(waiter.queue_key)
+
     def add(self, waiter: Waiter) -> None:
         """Puts one in its place. What never changes about it is looked up here, once, and not at every grant."""
         waiter.choice = _choice(waiter.request)
@@ -249,25 +275,31 @@ class ClaimLine(Line):
         """
         served: Served = []
         keys = list(self._queues) if newcomer is None else [newcomer.queue_key]
+        heads = [(next(iter(self._queues[key])).ticket, key) for key in keys]
+        heapq.heapify(heads)
         counts: dict[Any, int] = {}
         grants = 0
-        while keys and grants < GRANTS_MAX:
-            first: Waiter | None = None
-            for key in tuple(keys):
-                head = self._head(key, counts, served, coming)
-                if head is None:
-                    keys.remove(key)  # promises only grow in here: not this time
-                elif first is None or head.ticket < first.ticket:
-                    first = head
-            if first is None:
-                break
-            first.promised = self._promise(first, counts)
-            first.foreseen |= coming is not None
-            self.promised += first.promised
-            served.append((first, None))
-            self.remove(first)
-            grants += 1
+        while heads and grants < GRANTS_MAX:
+            ticket, key = heapq.heappop(heads)
+            head = self._head(key, counts, served, coming)
+            if head is None:
+                continue  # promises only grow in here: not this time
+            if head.ticket == ticket:
+                self._grant(head, counts)
+                head.foreseen |= coming is not None
+                served.append((head, None))
+                grants += 1
+            for waiter in islice(self._queues.get(key, ()), 1):
+                heapq.heappush(heads, (waiter.ticket, key))
         return served
+
+    def _grant(self, head: Waiter, counts: dict[Any, int]) -> None:
+        self.remove(head)
+        if head.made:
+            self._given.add(head.queue_key)
+        else:
+            head.promised = self._promise(head, counts)
+            self.promised += head.promised
 
     def _head(self, key: QueueKey, counts: dict[Any, int], served: Served, coming: Coming | None) -> Waiter | None:
         """Returns the first claim of a queue if it can be met; takes out those before it that never will be."""
@@ -298,7 +330,10 @@ class ClaimLine(Line):
         waiter.alone = waiter.countable and not self.promised
         if waiter.choice not in counts:
             counts[waiter.choice] = self._gauge.ready_count(request)
-        if not self.promised:
+        if waiter.queue_key in self._given:
+            return Readiness.WAIT
+        waiter.made = self._gauge.is_made(request)
+        if waiter.made or not self.promised:
             return self._gauge.readiness(request)
         if not waiter.countable:
             return Readiness.WAIT

@@ -102,8 +102,7 @@ class Waiters:
     def settled(self, waiter: Waiter) -> None:
         """What was granted took effect or failed; `serve` looks at its line again."""
         line = self._line(waiter)
-        line.promised -= waiter.promised
-        waiter.promised = 0
+        line.settled(waiter)
         self._dirty[line] = None
         self._drop_if_idle(waiter, line)
 

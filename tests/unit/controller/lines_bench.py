@@ -47,6 +47,8 @@ class FakeCore:
         self.leased = 0
         self.capacity = 1_000_000
         self.dead_sessions: set[int] = set()
+        self.made: set[tuple[int, int]] = set()
+        """DP ranks and members for whom a share was made."""
         self.looks = 0
         self.broken: set[int] = set()
         """Rows of the requests that it fails to look at."""
@@ -68,6 +70,9 @@ class FakeCore:
 
     def is_outsized(self, request: pb.ClaimRequest) -> bool:
         return request.batch_size > self.capacity
+
+    def is_made(self, request: pb.ClaimRequest) -> bool:
+        return (request.topology.dp_rank, request.topology.member) in self.made
 
     def countable(self, request: pb.ClaimRequest) -> bool:
         if request.batch_size in self.unplaced:

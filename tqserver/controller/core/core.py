@@ -285,6 +285,10 @@ class Core:
         """Says whether a claim asks for more samples than its partition may hold: only a seal can meet it."""
         return claims.is_outsized(self._state, request)
 
+    def is_made(self, request: controller_pb2.ClaimRequest) -> bool:
+        """Says whether a claim is a rank's, and is given next what another rank's claim made for it."""
+        return ranks.is_made(self._state, request)
+
     def demand(self, request: controller_pb2.CommitRequest | controller_pb2.AcquirePermitRequest) -> Demand:
         """Says which limits a put or a permit draws on, and which of them hold it back now.
 

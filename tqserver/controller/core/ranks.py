@@ -164,6 +164,15 @@ def has_share(wanted: Wanted) -> bool:
     return _place(wanted)[2] is not None
 
 
+def is_made(state: State, request: pb.ClaimRequest) -> bool:
+    """Whether the share that a claim is given next is there already, at little cost; it may be refused all the same."""
+    partition = state.partitions.get(request.partition_id) if request.HasField("topology") else None
+    consumer = None if partition is None else partition.consumers.get(request.consumer)
+    ranks = None if consumer is None else consumer.ranks
+    replica = None if ranks is None else ranks.replicas.get(request.topology.dp_rank)
+    return replica is not None and replica.next_of(request.topology.member) is not None
+
+
 class _Plan(NamedTuple):
     """The rows of the next step, and the DP ranks that get some of them, ascending."""
 
