@@ -8,10 +8,12 @@ call whose caller is gone is cancelled by grpc.aio: its handler sees CancelledEr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import inspect
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -282,4 +284,12 @@ def run_daemon(main: Callable[[asyncio.Event], Awaitable[int]]) -> int:
             loop.add_signal_handler(number, stop.set)
         return await main(stop)
 
+    _raise_descriptor_limit()
     return uvloop.run(supervised())
+
+
+def _raise_descriptor_limit() -> None:
+    """Takes all descriptors that may be had: each client has some, and the usual 1,024 are for programs that select."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # more than the kernel allows by now
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

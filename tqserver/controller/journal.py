@@ -163,8 +163,8 @@ def _unpack_group(packed: bytes) -> Iterator[bytes]:
 
 
 def _is_full(error: Exception) -> bool:
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if isinstance(error, OSError):  # whoever connects can use up the descriptors
+        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
     return "disk is full" in str(error)  # Python 3.10 has no error codes of SQLite
 
 
@@ -175,7 +175,7 @@ def _disk(what: str) -> Iterator[None]:
         yield
     except (sqlite3.Error, OSError) as error:
         if _is_full(error):
-            raise StorageFull(f"the controller's disk is full ({what}: {error}); nothing was changed") from None
+            raise StorageFull(f"the controller has no room ({what}: {error}); nothing was changed") from None
         raise JournalFailed(f"{what}: {error}") from error
 
 

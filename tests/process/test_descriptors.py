@@ -1,0 +1,50 @@
+"""A daemon's file descriptors: it takes all that it may have, and a controller that has none left goes on."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+from pathlib import Path
+
+from tests.harness import Supervisor, wait_until
+from tests.process.controller_daemon import Controller, daemon
+from tqclient.wire.v1 import controller_pb2 as pb
+
+__all__ = ["daemon"]
+
+SOFT, HARD = 64, 512
+SNAPSHOT_RECORDS = 5
+
+
+def test_a_daemon_takes_all_descriptors_that_it_may_have(supervisor: Supervisor, tmp_path: Path) -> None:
+    limited = f'ulimit -Sn {SOFT}; ulimit -Hn {HARD}; exec "$@"'
+    command = [sys.executable, "-m", "tqserver.controller", "--listen=127.0.0.1:0", f"--data-dir={tmp_path / 'data'}"]
+    child = supervisor.command(["bash", "-c", limited, "bash", *command], name="limited")
+    assert json.loads(child.wait_for("serving", timeout=20))["pid"] == child.pid
+    assert resource.prlimit(child.pid, resource.RLIMIT_NOFILE) == (HARD, HARD)
+    child.signal(signal.SIGTERM)
+    assert child.wait(timeout=20) == 0
+
+
+def test_a_controller_without_a_descriptor_left_acknowledges_and_writes_its_snapshot_later(daemon: Controller) -> None:
+    daemon.start("--snapshot-records", str(SNAPSHOT_RECORDS))
+    client = daemon.client()
+    pid = daemon.child.pid
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))  # as after very many connections: none is free
+    for number in range(4 * SNAPSHOT_RECORDS):
+        client.create(f"without/{number}")
+    wait_until(lambda: "no room for a snapshot" in daemon.child.stderr, timeout=10, what="a snapshot that failed")
+    assert "Too many open files" in daemon.child.stderr
+    assert not list(daemon.data_dir.glob("snapshot-*"))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    for number in range(4 * SNAPSHOT_RECORDS):
+        client.create(f"with/{number}")
+    wait_until(lambda: list(daemon.data_dir.glob("snapshot-*[0-9]")), timeout=10, what="a snapshot")
+    daemon.child.kill()
+    assert daemon.start()["epoch"] == 2
+    again = daemon.client()
+    listed = again.call("ListPartitions", pb.ListPartitionsRequest(prefix="with")).partitions
+    assert len(listed) == 8 * SNAPSHOT_RECORDS
