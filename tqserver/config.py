@@ -53,6 +53,10 @@ _SPAN_UNITS: Final = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 _SERVICE_LINK: Final = re.compile(r"SERVICE_HOST|SERVICE_PORT(_.+)?|PORT|PORT_\d+_(TCP|UDP)(_.+)?")
 
 
+SECONDS_MAX: Final = 24 * 3600
+"""That an option may ask for."""
+
+
 class ConfigError(ValueError):
     """A key that no option has, a value that does not parse, or a file that cannot be read."""
 
@@ -98,7 +102,10 @@ def parse_seconds(text: str) -> float:
     match = _SPAN.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is no duration; write 10, 0.5, 250ms or 2m (a bare number is seconds)")
-    return float(match[1]) * _SPAN_UNITS[match[2]]
+    seconds = float(match[1]) * _SPAN_UNITS[match[2]]
+    if seconds > SECONDS_MAX:  # on the wire, spans are milliseconds in 32 bits
+        raise ValueError(f"{text!r} is longer than {SECONDS_MAX // 3600}h")
+    return seconds
 
 
 def _parse_flag(text: str) -> bool:
@@ -132,6 +139,12 @@ def _parse_host(text: str) -> str:
     return text
 
 
+def _parse_path(text: str) -> Path:
+    if not text:
+        raise ValueError("'' is no path")
+    return Path(text)
+
+
 def _quote(value: object) -> str:
     return json.dumps(str(value), ensure_ascii=False)  # every JSON string is a TOML basic string
 
@@ -144,7 +157,7 @@ TEXT: Final = Kind[str]("TEXT", str, _quote)
 ADDRESS: Final = Kind[str]("HOST:PORT", _parse_address, _quote)
 HOST: Final = Kind[str]("HOST", _parse_host, _quote)
 LISTEN: Final = Kind[str]("HOST:PORT", _parse_listen, _quote)
-PATH: Final = Kind[Path]("PATH", Path, _quote)
+PATH: Final = Kind[Path]("PATH", _parse_path, _quote)
 SIZE: Final = Kind[int]("SIZE", parse_size, lambda value: _quote(format_size(value)))
 SECONDS: Final = Kind[float]("SECONDS", parse_seconds, _show_seconds)
 COUNT: Final = Kind[int]("N", _parse_count, str)

@@ -116,8 +116,8 @@ class StorageConfig:
 
     @property
     def arena_file(self) -> Path:
-        """Where the arena lies."""
-        return self.arena_path or Path(f"/dev/shm/tq-{self.name}.arena")
+        """Where the arena lies, for clients in whatever directory."""
+        return (self.arena_path or Path(f"/dev/shm/tq-{self.name}.arena")).absolute()
 
     @property
     def security(self) -> Security:

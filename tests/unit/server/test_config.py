@@ -87,6 +87,9 @@ def test_flags(argv: list[str], expected: bool) -> None:
         ([], {"TQ_STORAGE_ARENA_BYTE": "1"}, "variable TQ_STORAGE_ARENA_BYTE; did you mean TQ_STORAGE_ARENA_BYTES?"),
         (["--arena-bytes=lots"], {}, "arena_bytes (from flag --arena-bytes): 'lots' is no size"),
         ([], {"TQ_STORAGE_LEASE": "soon"}, "lease (from environment TQ_STORAGE_LEASE): 'soon' is no duration"),
+        (["--lease=25h"], {}, "lease (from flag --lease): '25h' is longer than 24h"),
+        (["--lease=" + "9" * 400], {}, "9' is longer than 24h"),
+        (["--token-file="], {}, "token_file (from flag --token-file): '' is no path"),
         (["--level=loud"], {}, "'loud' is none of debug, info"),
         (["--prefault=maybe"], {}, "'maybe' is neither true nor false"),
         (["--workers=-1"], {}, "'-1' is no whole number"),
@@ -191,7 +194,7 @@ def test_sizes_are_shown_in_the_unit_that_divides_them(size: int, text: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("10", 10.0), ("0.5", 0.5), ("250ms", 0.25), ("2m", 120.0), ("1h", 3600.0)]
+    ("text", "seconds"), [("10", 10.0), ("0.5", 0.5), ("250ms", 0.25), ("2m", 120.0), ("1h", 3600.0), ("24h", 86400.0)]
 )
 def test_durations(text: str, seconds: float) -> None:
     assert parse_seconds(text) == seconds

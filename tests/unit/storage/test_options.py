@@ -1,4 +1,4 @@
-"""The options about the transfer engine."""
+"""The options about the arena and the transfer engine."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ from tqserver.storage.node import Node
 
 def config(**flags: str) -> StorageConfig:
     return resolve(StorageConfig, flags, program="tq-storage", environ={}).config
+
+
+@pytest.mark.parametrize(("path", "file"), [("a/b.arena", Path.cwd() / "a/b.arena"), ("/a/b", Path("/a/b"))])
+def test_clients_are_told_where_the_arena_lies_whatever_their_directory_is(path: str, file: Path) -> None:
+    assert config(arena_path=path).arena_file == file
 
 
 @pytest.mark.parametrize(
