@@ -1,12 +1,24 @@
-"""How the commands start: Ctrl-C ends them quietly, with 130, while what they need is still being imported, too."""
+"""How the commands start, and what becomes of their input and output.
+
+Ctrl-C ends them quietly, with 130, while what they need is still being imported, too. Where there is no standard input,
+output or error, /dev/null takes its place. What stdout has no letter for is escaped, and what it has no room for, or
+nobody to read it, ends a command with a line.
+"""
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import os
+import select
 import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
+EXIT_OUTPUT_LOST: Final = 1
 EXIT_INTERRUPTED: Final = 130
 
 
@@ -20,9 +32,51 @@ def run(module: str) -> Any:
     if asked is signal.default_int_handler:  # else Ctrl-C is ignored
         # An exception may come out of an import as another one, or not at all.
         signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
+    _open_standard_streams()
     command = importlib.import_module(module)
     signal.signal(signal.SIGINT, asked)
     try:
-        return command.main()
+        return _run_to_the_last_letter(command.main)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except OSError as error:
+        if not drops_output(error):
+            raise
+        if not isinstance(error, BrokenPipeError):  # else the reader (`| head`) has seen enough
+            print(f"{Path(sys.argv[0]).name}: {error.strerror}", file=sys.stderr)  # noqa: T201
+        return EXIT_OUTPUT_LOST
+
+
+def _run_to_the_last_letter(main: Callable[[], Any]) -> Any:
+    try:
+        return main()
+    finally:
+        sys.stdout.flush()
+
+
+def _open_standard_streams() -> None:
+    """Opens those that the process was started without.
+
+    Else the next file that is opened, an arena or a socket, has their number, and libraries print into it.
+    """
+    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(null, True)
+    os.close(null)
+    sys.stdin = sys.stdin or io.TextIOWrapper(io.FileIO(0, "r", closefd=False))
+    sys.stdout = sys.stdout or io.TextIOWrapper(io.FileIO(1, "w", closefd=False))
+    sys.stderr = sys.stderr or io.TextIOWrapper(io.FileIO(2, "w", closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def drops_output(error: OSError) -> bool:
+    """Says whether stdout takes no more, and if so, drops what it holds: Python would complain again at exit."""
+    if isinstance(error, BrokenPipeError):
+        watched = select.poll()
+        watched.register(sys.stdout.fileno(), 0)
+        lost = bool(watched.poll(0))  # else it is another pipe, or a socket
+    else:
+        lost = error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None
+    if lost:
+        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stdout.fileno())
+    return lost

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import inspect
 import json
+import logging
 import os
 import resource
 import signal
@@ -28,6 +29,7 @@ from grpc_reflection.v1alpha import reflection
 
 from tqclient import limits
 from tqclient.errors import InvalidArgument, TQError, Unavailable
+from tqclient.start import drops_output
 from tqclient.wire.addresses import split_address
 from tqclient.wire.status import DETAIL_KEY, status_of, to_detail
 from tqclient.wire.v1 import lane_pb2_grpc
@@ -37,6 +39,8 @@ from tqserver.refusal import refusal
 
 if TYPE_CHECKING:
     from tqserver.security import Security
+
+_log = logging.getLogger(__name__)
 
 DETAILS_CHARS_MAX: Final = 1024
 """Of an error's text: it travels twice in the trailing metadata, which clients bound."""
@@ -262,9 +266,14 @@ def _bind_failure(family: int, kind: int, address: Any) -> OSError | None:
 
 
 def announce(address: str, **facts: object) -> None:
-    """Prints the one line that a daemon's stdout ever sees: it is serving now."""
-    sys.stdout.write(json.dumps({"serving": address, "pid": os.getpid(), **facts}) + "\n")
-    sys.stdout.flush()
+    """Prints the one line that a daemon's stdout ever sees: it is serving now, even if that cannot be told."""
+    try:
+        sys.stdout.write(json.dumps({"serving": address, "pid": os.getpid(), **facts}) + "\n")
+        sys.stdout.flush()
+    except OSError as error:
+        if not drops_output(error):
+            raise
+        _log.warning("stdout cannot be told of serving on %s: %s", address, error.strerror)
 
 
 def run_daemon(main: Callable[[asyncio.Event], Awaitable[int]]) -> int:

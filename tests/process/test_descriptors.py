@@ -1,8 +1,9 @@
-"""A daemon's file descriptors: it takes all that it may have, and a controller that has none left goes on."""
+"""A daemon's file descriptors: it takes all that it may have, goes on without, and needs no standard ones."""
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import sys
@@ -48,3 +49,33 @@ def test_a_controller_without_a_descriptor_left_acknowledges_and_writes_its_snap
     again = daemon.client()
     listed = again.call("ListPartitions", pb.ListPartitionsRequest(prefix="with")).partitions
     assert len(listed) == 8 * SNAPSHOT_RECORDS
+
+
+def test_a_node_without_standard_streams_serves_and_prints_into_no_file_of_its_own(
+    daemon: Controller, supervisor: Supervisor, tmp_path: Path
+) -> None:
+    daemon.start()
+    client = daemon.client()
+    arena = tmp_path / "arena"
+    command = [sys.executable, "-m", "tqserver.storage", "--listen=127.0.0.1:0", f"--controller={daemon.address}"]
+    command += [f"--arena-path={arena}", "--arena-bytes=8MiB", "--segment-bytes=1MiB", "--unlink-on-exit"]
+    child = supervisor.command(["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", *command], name="closed")
+
+    def attached() -> bool:
+        assert child.running
+        return any(node.attached for node in client.call("DescribeCluster", pb.DescribeClusterRequest()).nodes)
+
+    wait_until(attached, timeout=20, what="a node that serves")
+    assert [os.readlink(f"/proc/{child.pid}/fd/{number}") for number in range(3)] == [os.devnull] * 3
+    child.signal(signal.SIGTERM)
+    assert child.wait(timeout=20) == 0
+    assert not arena.exists()
+
+
+def test_a_daemon_whose_stdout_has_no_room_serves_all_the_same(supervisor: Supervisor, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tqserver.controller", "--listen=127.0.0.1:0", f"--data-dir={tmp_path / 'data'}"]
+    child = supervisor.command(["bash", "-c", 'exec "$@" >/dev/full', "bash", *command], name="full")
+    told = "stdout cannot be told of serving on 127.0.0.1:"
+    wait_until(lambda: told in child.stderr and '"serving"' in child.stderr, timeout=20, what="its log")
+    child.signal(signal.SIGTERM)
+    assert child.wait(timeout=20) == 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
-import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -21,6 +19,7 @@ from tqclient.errors import (
     Unauthenticated,
     Unavailable,
 )
+from tqclient.start import drops_output
 
 EXIT_CODES: Final[dict[type[TQError], int]] = {
     InvalidArgument: 2,
@@ -70,10 +69,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments behind `tq`; None takes the process's.
     """
     arguments = parser().parse_args(argv)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(
-            errors="backslashreplace"
-        )  # names and values hold what a terminal may have no letter for
     try:
         report: Report = arguments.run(arguments)
         report.write(console(), as_json=arguments.json)
@@ -85,9 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except OSError as error:
-        # Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):  # else the reader (`| head`) has seen enough
+        if not (drops_output(error) and isinstance(error, BrokenPipeError)):  # else `| head` has seen enough
             print(f"tq: {error.strerror}", file=sys.stderr)
         return EXIT_OTHER
 
