@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 from benchmarks.statistics import Spread
 from benchmarks.workers import deaf_to_interrupts
 from tqclient.errors import Unavailable
+from tqclient.start import child_environment
 
 DAEMONS = ("tq-controller", "tq-storage")
 _MODULES = {"tq-controller": "tqserver.controller", "tq-storage": "tqserver.storage"}
@@ -43,7 +45,8 @@ def _time(daemon: str, directory: Path, arena: str) -> float:
         flags += ["--name", name, "--arena-bytes", arena, "--unlink-on-exit"]
     start = time.perf_counter()
     with deaf_to_interrupts():
-        process = subprocess.Popen([sys.executable, "-m", _MODULES[daemon], *flags], stdout=subprocess.PIPE)
+        command = [sys.executable, "-m", _MODULES[daemon], *flags]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=child_environment(os.environ))
     with process:
         try:
             assert process.stdout is not None

@@ -13,8 +13,9 @@ import io
 import os
 import select
 import signal
+import site
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,6 +46,21 @@ def run(module: str) -> Any:
         if not isinstance(error, BrokenPipeError):  # else the reader (`| head`) has seen enough
             print(f"{Path(sys.argv[0]).name}: {error.strerror}", file=sys.stderr)  # noqa: T201
         return EXIT_OUTPUT_LOST
+
+
+def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment in which a Python process finds these packages and, from Python 3.11 on, imports nothing
+    out of its working directory: what lies there may be called as a module of the standard library is.
+
+    Args:
+        environ: that it has else.
+    """
+    root = str(Path(__file__).resolve().parent.parent)
+    # Those are found anyway, and PYTHONPATH would put them before the standard library, which has back-ports there.
+    found = root in [*site.getsitepackages(), site.getusersitepackages()]
+    paths = [*([] if found else [root]), environ.get("PYTHONPATH")]
+    path = os.pathsep.join(filter(None, paths))
+    return {**environ, "PYTHONSAFEPATH": "1", **({"PYTHONPATH": path} if path else {})}
 
 
 def _run_to_the_last_letter(main: Callable[[], Any]) -> Any:

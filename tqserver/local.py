@@ -36,6 +36,7 @@ from typing import Final
 import grpc
 
 from tqclient.errors import InvalidArgument, Unavailable
+from tqclient.start import child_environment
 from tqclient.wire.v1 import storage_pb2, storage_pb2_grpc
 from tqserver.config import parse_size
 
@@ -227,10 +228,8 @@ class LocalCluster:
             f"--log-level={log_level}",
             *storage_args,
         ]
-        self._environ = {name: value for name, value in os.environ.items() if not name.startswith("TQ_")}
-        root = str(Path(__file__).resolve().parent.parent)
-        self._environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        self._environ.update(environ or {})
+        own = {name: value for name, value in os.environ.items() if not name.startswith("TQ_")}
+        self._environ = {**child_environment(own), **(environ or {})}
         self._pid = os.getpid()
         self._directory: Path | None = None
         self._arenas: list[Path] = []

@@ -164,3 +164,15 @@ def test_daemons_do_not_inherit_settings_of_their_parent(monkeypatch: pytest.Mon
     monkeypatch.setenv("TQ_CONTROLLER", "nowhere:1")
     with LocalCluster(arena="8MiB", session_lease=1.5, environ={"TQ_STORAGE_PREFAULT": "true"}) as cluster:
         assert nodes(cluster)[0].attached
+
+
+def test_daemons_import_nothing_out_of_the_directory_that_they_are_started_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sys.version_info >= (3, 11):  # before, there is no way to tell Python
+        for module in ("select", "queue", "secrets", "grpc"):
+            (tmp_path / f"{module}.py").write_text("raise SystemExit('this is another module')\n")
+    monkeypatch.chdir(tmp_path)
+    with LocalCluster(arena="8MiB", prefault=False, mooncake="on") as cluster:
+        assert [node.attached for node in nodes(cluster)] == [True]
+        assert describe(cluster.storage[0].address).HasField("mooncake")  # its engine is a process as well

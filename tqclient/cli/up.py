@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from tqclient.cli.connection import DEFAULT_CONTROLLER, listen_of
 from tqclient.errors import InvalidArgument
 from tqclient.sizes import size_bytes
+from tqclient.start import child_environment
 
 
 def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -51,4 +52,4 @@ def _up(arguments: argparse.Namespace) -> NoReturn:
         arguments.listen,
     ]
     options += ["--data-dir", arguments.data_dir] if arguments.data_dir else []
-    os.execv(sys.executable, [sys.executable, "-m", "tqserver", *options])
+    os.execve(sys.executable, [sys.executable, "-m", "tqserver", *options], child_environment(os.environ))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Final, Protocol
 
 from tqclient.errors import TransportUnavailable
+from tqclient.start import child_environment
 from tqserver import limits, logs
 from tqserver.waiting import within
 
@@ -137,7 +138,12 @@ class _Child:
         self.ended = asyncio.Event()
         self._lines: deque[str] = deque(maxlen=limits.ENGINE_LOG_LINES)
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, close_fds=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            close_fds=True,
+            env=child_environment(os.environ),
         )
         self._answers: asyncio.Queue[bytes] = asyncio.Queue()
         self._reading = [

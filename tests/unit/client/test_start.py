@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+import site
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tqclient.start import child_environment
 
 INTERRUPT = "import os, signal; os.kill(os.getpid(), signal.SIGINT)\n"
 PROGRAM = "import signal, sys; {before}; from tqclient.start import run; sys.exit(run('command'))"
@@ -93,3 +96,16 @@ def test_an_error_that_is_not_of_the_output_is_no_line(tmp_path: Path) -> None:
 def test_what_an_output_has_no_letter_for_is_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     assert shell(tmp_path, "def main(): print(chr(0xD7))\n", "| grep -qFx '\\xd7'") == (0, "")
+
+
+@pytest.mark.parametrize("given", ["", "/theirs"])
+def test_a_child_finds_these_packages_behind_the_standard_library_where_it_can(
+    monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    root = str(Path(__file__).parents[3])
+    monkeypatch.setattr(site, "getsitepackages", lambda: ["/usr/lib/site-packages"])
+    environ = {"PYTHONPATH": given, "A": "b"} if given else {"A": "b"}
+    safe = {"A": "b", "PYTHONSAFEPATH": "1"}
+    assert child_environment(environ) == {**safe, "PYTHONPATH": f"{root}:{given}".rstrip(":")}
+    monkeypatch.setattr(site, "getsitepackages", lambda: ["/usr/lib/site-packages", root])
+    assert child_environment(environ) == {**safe, **({"PYTHONPATH": given} if given else {})}
