@@ -154,9 +154,11 @@ class Client:
         """Ends the session: claims that it holds are released, what it reserved is returned. Repeatable."""
         if self._state.forked:
             return  # the event loop is the parent's, too
-        await asyncio.to_thread(self._finalizer)
-        for channel in self._channels.take_all():
-            await channel.close()
+        try:
+            await asyncio.to_thread(self._finalizer)
+        finally:
+            for channel in self._channels.take_all():
+                await channel.close()
 
     async def _run(self, operation: Operation[T]) -> T:
         self._state.check_usable()

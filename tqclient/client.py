@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tqclient import lane, limits
 from tqclient.arguments import text_of
+from tqclient.aside import Aside, Channel
 from tqclient.channel import TLS, Access, Channels
 from tqclient.codec import allocate
 from tqclient.counters import Traffic
@@ -63,7 +64,8 @@ class Connection:
         if tls is not None and not isinstance(tls, TLS):
             raise InvalidArgument(f"tls={tls!r:.80}: expected a tq.TLS, or the path of the CA's certificate")
         self.access = Access(address, _token_of(token), tls or TLS.from_environment())
-        self.channels = channels = Channels(address, self.access.channel, lane=lane.Lane if lane.wanted() else None)
+        self._aside = Aside()
+        self.channels = channels = Channels(address, self._open, lane=lane.Lane if lane.wanted() else None)
         self.transport = prefer
         self.required = prefer != "auto"
         pool = BufferPool()
@@ -92,15 +94,24 @@ class Connection:
         """Ends the session, the threads, the transports and the channels. Repeatable; without effect after a fork."""
         if self.state.forked or not self.state.mark_closed():
             return
-        for thread in self.threads:
-            thread.join(limits.BACKOFF_MAX)
-        self.state.run_forgotten()
-        try:
+        try:  # an impatient Ctrl-C leaves the session to its lease, and never a channel to the interpreter's end
+            for thread in self.threads:
+                thread.join(limits.BACKOFF_MAX)
+            self.state.run_forgotten()
             self.run(close_session(self.state))
         finally:
-            self.state.paths.close()
-            for channel in self.channels.take_all():
-                channel.close()
+            try:
+                self.state.paths.close()
+            finally:
+                self._aside.run(self._close_channels)
+                self._aside.close()
+
+    def _open(self, address: str) -> Channel:
+        return self._aside.channel(self.access.channel(address))
+
+    def _close_channels(self) -> None:
+        for channel in self.channels.take_all():
+            channel.close()
 
 
 def _controller_of(address: str | None) -> str:

@@ -172,3 +172,22 @@ def test_nothing_is_lost_or_acked_twice_while_daemons_are_killed() -> None:
             thread.join(30)
         assert sorted(acked) == sorted(put_ids)
         assert len(set(acked)) == len(acked)
+
+
+def test_closing_that_is_interrupted_leaves_no_channel_open(
+    cluster: LocalCluster, no_leaks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC waits for the calls of a channel that is open when the interpreter ends, and nobody serves them any more."""
+    client = tq.connect(cluster.address)
+    client.create_partition("closing", exist_ok=True).put({"x": torch.arange(3)})
+
+    def interrupt(timeout: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client._connection.threads[0], "join", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        client.close()
+    with pytest.raises(tq.InvalidArgument, match="this client is closed"):
+        client._connection.channels.channel(cluster.address)
+    client._connection.threads[0]._thread.join(10)
+    client.close()

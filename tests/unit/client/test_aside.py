@@ -1,0 +1,138 @@
+"""Calls of the main thread that a signal interrupts; its handler raises, as that of Ctrl-C does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from tqclient.aside import Aside
+from tqclient.wire.v1 import controller_pb2 as pb
+from tqclient.wire.v1 import controller_pb2_grpc, storage_pb2, storage_pb2_grpc
+
+INTERRUPTS = 100
+
+
+class Interrupted(BaseException):
+    """What the handler raises."""
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Has SIGUSR1 raise `Interrupted` in the main thread."""
+
+    def interrupt(*_: Any) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def strike() -> None:
+    """Interrupts this process."""
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+class Service(controller_pb2_grpc.ControllerServicer, storage_pb2_grpc.StorageServicer):
+    def DescribeCluster(self, request: Any, context: Any) -> pb.DescribeClusterReply:  # noqa: N802
+        return pb.DescribeClusterReply(epoch=5)
+
+    def Read(self, request: Any, context: Any) -> Iterator[storage_pb2.ReadChunk]:  # noqa: N802
+        yield from (storage_pb2.ReadChunk(data=bytes([byte])) for byte in range(8))
+
+    def Write(self, request: Any, context: Any) -> storage_pb2.WriteReply:  # noqa: N802
+        list(request)
+        return storage_pb2.WriteReply()
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    server = grpc.server(ThreadPoolExecutor(4))
+    controller_pb2_grpc.add_ControllerServicer_to_server(Service(), server)
+    storage_pb2_grpc.add_StorageServicer_to_server(Service(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+@pytest.fixture
+def aside() -> Iterator[Aside]:
+    aside = Aside()
+    yield aside
+    aside.close()
+
+
+@pytest.mark.parametrize("kind", ["unary", "future", "answers", "requests"])
+def test_a_channel_serves_others_after_every_interrupt(no_leaks: None, address: str, kind: str) -> None:
+    aside = Aside()
+    channel = aside.channel(grpc.insecure_channel(address))
+    controller: Any = controller_pb2_grpc.ControllerStub(channel)  # type: ignore[no-untyped-call]
+    storage: Any = storage_pb2_grpc.StorageStub(channel)  # type: ignore[no-untyped-call]
+    request = pb.DescribeClusterRequest()
+    calls = {
+        "unary": lambda: controller.DescribeCluster(request, timeout=10),
+        "future": lambda: controller.DescribeCluster.future(request, timeout=10).result(),
+        "answers": lambda: list(storage.Read(storage_pb2.ReadRequest(), timeout=10)),
+        "requests": lambda: storage.Write(iter([storage_pb2.WriteChunk()] * 2), timeout=10),
+    }
+    calls[kind]()
+    epochs: list[int] = []
+    with interruptible():
+        for turn in range(INTERRUPTS):
+            timer = threading.Timer(0.0005 + turn % 16 * 0.0001, strike)
+            with pytest.raises(Interrupted):  # noqa: PT012
+                timer.start()
+                while True:
+                    calls[kind]()
+            timer.join()
+            other = threading.Thread(
+                target=lambda: epochs.append(controller.DescribeCluster(request, timeout=10).epoch), daemon=True
+            )
+            other.start()
+            other.join(10)
+            assert len(epochs) == turn + 1, "the channel's lock was left taken"
+    channel.close()
+    aside.close()
+
+
+def test_what_is_interrupted_goes_on(no_leaks: None) -> None:
+    aside, go_on, ended = Aside(), threading.Event(), threading.Event()
+    with interruptible(), pytest.raises(Interrupted):
+        aside.run(lambda: (strike(), go_on.wait(10), ended.set()))
+    assert not ended.is_set()
+    assert aside.run(lambda: 7) == 7  # by another thread
+    go_on.set()
+    assert ended.wait(10)
+    aside.close()
+    assert aside.run(lambda: 8) == 8  # and who comes late
+    deadline = time.monotonic() + 10
+    while any(thread.name == "tq-aside" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_results_errors_and_who_runs_it(aside: Aside) -> None:
+    with pytest.raises(ZeroDivisionError):
+        aside.run(lambda: 1 // 0)
+    with pytest.raises(StopIteration):
+        aside.run(lambda: next(iter([])))
+    names = [aside.run(lambda: threading.current_thread().name) for _ in range(3)]
+    assert names == ["tq-aside"] * 3
+    assert len(aside._hands) == 1
+    nested = aside.run(lambda: aside.run(lambda: threading.current_thread().name))
+    assert nested == "tq-aside"
+    with ThreadPoolExecutor(1, "own") as threads:
+        own = threads.submit(aside.run, lambda: threading.current_thread().name)
+    assert own.result().startswith("own")
