@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 from tqclient.arguments import names_of
 from tqclient.codec import Column
 from tqclient.codec.buffers import rows_of, tensor_over
-from tqclient.errors import InvalidArgument
+from tqclient.errors import InvalidArgument, TQError
 from tqclient.operations.claims import ClaimHandle, abandon
 from tqclient.operations.read import Delivery, Holdings
 from tqclient.state import ClientState
@@ -265,6 +267,43 @@ class BatchData:
     def __repr__(self) -> str:
         state = "read" if self._handle is None else self._handle.verdict or "claimed"
         return f"<Batch of {self.rows} rows, {state}: {', '.join(self._values)}>"
+
+
+class BlockBatch(BatchData):
+    """A batch that a `with` block settles: acks it when the block ends normally, and releases it after an exception."""
+
+    @abstractmethod
+    def ack(self) -> None:
+        """Consumes the samples."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Gives the samples back."""
+
+    @abstractmethod
+    def _is_held(self) -> bool:
+        """Whether there is a claim to settle, which is this process' own."""
+
+    def __enter__(self: BatchT) -> BatchT:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._is_held():
+            if error is None:
+                self.ack()
+            else:
+                self._release_after(error)
+        self.close()
+
+    def _release_after(self, error: BaseException) -> None:
+        try:
+            self.release()
+        except TQError as failure:
+            # The block's own exception matters more; the samples come back by the chores, or when the lease ends.
+            if hasattr(error, "add_note"):
+                error.add_note(f"the batch could not be released at once: {failure}")
 
 
 def _let_go(state: ClientState | None, handle: ClaimHandle | None, close_holdings: Callable[[], None]) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient.batch import BatchData
-from tqclient.errors import ClaimTimeout, Sealed, TQError
+from tqclient.batch import BlockBatch
+from tqclient.errors import ClaimTimeout, Sealed
 from tqclient.operations import claims, consumers
 from tqclient.operations.claims import ClaimHandle
 from tqclient.operations.consumers import ConsumerRef
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from tqclient.client import Client
 
 
-class Batch(BatchData):
+class Batch(BlockBatch):
     """A batch whose claim is settled by blocking calls.
 
     As a context manager a claimed batch is acked when the block ends normally, and released for redelivery when it ends
@@ -66,26 +65,8 @@ class Batch(BatchData):
         handle = self._claimed()
         self._client._run(claims.renew(self._state, handle))
 
-    def __enter__(self) -> Batch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._handle is not None and self._handle.verdict is None and not self._state.forked:
-            if error is None:
-                self.ack()
-            else:
-                self._release_after(error)
-        self.close()
-
-    def _release_after(self, error: BaseException) -> None:
-        try:
-            self.release()
-        except TQError as failure:
-            # The block's own exception matters more; the samples come back by the chores, or when the lease ends.
-            if hasattr(error, "add_note"):
-                error.add_note(f"the batch could not be released at once: {failure}")
+    def _is_held(self) -> bool:
+        return self._handle is not None and self._handle.verdict is None and not self._state.forked
 
 
 class Consumer:

@@ -226,6 +226,69 @@ def test_settling_by_hand(part: tq.Partition) -> None:
         batch.release()
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_batch_is_settled_by_its_block(part: tq.Partition, num_workers: int) -> None:
+    fill(part, 8)
+    seen = []
+    loader = StreamingLoader(part.consumer("trainer"), 2, prefetch=1, num_workers=num_workers)
+    for batch in loader:
+        seen.append(batch["number"].tolist())
+        try:
+            with batch as entered:
+                assert entered is batch
+                if len(seen) == 1:
+                    raise ZeroDivisionError
+                if len(seen) == 2:
+                    batch.release()
+        except ZeroDivisionError:
+            with pytest.raises(tq.InvalidArgument, match="was released already"):
+                batch.ack()
+        assert loader.step == max(0, len(seen) - 2)  # acked at the block's end, and not when the next one is asked for
+    assert sorted(itertools.chain(*seen)) == sorted([*range(8), *seen[0], *seen[1]])
+    assert counts(part)["consumed"] == 8
+    with batch:  # again: no effect
+        pass
+    with pytest.raises(tq.InvalidArgument, match="has ended"):
+        batch.renew()
+
+
+def test_a_block_after_its_loop_says_that_nothing_was_acked(part: tq.Partition) -> None:
+    fill(part, 2)
+    with pytest.raises(tq.InvalidArgument, match="has ended, which released it"):  # noqa: PT012
+        with next(iter(StreamingLoader(part.consumer("trainer"), 2))) as batch:  # nobody keeps the iteration
+            pass
+        batch.ack()
+    until(lambda: counts(part)["ready"] == 2)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_batch_is_renewed_by_hand(part: tq.Partition, num_workers: int) -> None:
+    fill(part, 4)
+    stream = iter(StreamingLoader(part.consumer("trainer"), 2, prefetch=1, num_workers=num_workers))
+    batch = next(stream)
+    batch.renew()
+    part.consumer("trainer").reset()  # its claims end
+    with pytest.raises(tq.LeaseExpired):
+        batch.renew()
+
+
+def test_an_iteration_is_of_one_thread(no_leaks: None, part: tq.Partition) -> None:
+    """Whoever asks for the next batch acks the last: another thread's, of which the step still runs."""
+    fill(part, 2, seal=False)
+    loader = StreamingLoader(part.consumer("trainer"), 2)
+    stream = iter(loader)
+    assert next(stream)["number"].tolist() == [0, 1]
+    waiting = threading.Thread(target=lambda: list(stream))
+    waiting.start()
+    until(lambda: counts(part)["consumed"] == 2)
+    with pytest.raises(tq.InvalidArgument, match="another thread is asking this iterator"):
+        next(stream)
+    part.seal()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert list(stream) == []
+
+
 def test_leases_of_prefetched_batches_are_renewed(client: tq.Client) -> None:
     part = client.create_partition(f"loader-{next(_numbers)}", lease=0.3, max_attempts=1)
     fill(part, 6)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tqclient.batch import BatchData, _Values
+from tqclient.batch import BlockBatch, _Values
 from tqclient.codec import Column
 from tqclient.codec.filling import filling
 from tqclient.codec.kinds.struct import StructColumn
@@ -19,7 +19,21 @@ from tqclient.operations.claims import Verdict
 from tqclient.rows import RowSet
 from tqclient.schema import Form
 
-Settle = Callable[[Verdict], None]
+
+class Yielded(Protocol):
+    """The claim of a batch that a loader has yielded."""
+
+    def is_held(self) -> bool:
+        """Whether it was not settled yet, as far as is known, and is this process' own."""
+        ...
+
+    def settle(self, verdict: Verdict) -> None:
+        """Settles it; the first verdict stands."""
+        ...
+
+    def renew(self) -> None:
+        """Renews it."""
+        ...
 
 
 class CarriedColumn(Column):
@@ -64,14 +78,15 @@ def carry(column: Column, move: Callable[[Any], Any]) -> Column:
     return CarriedColumn(column.form, column.rows, move(column.value))
 
 
-class LoadedBatch(BatchData):
+class LoadedBatch(BlockBatch):
     """A batch that a `StreamingLoader` yields; read it like any `tqclient.Batch`. It owns its values.
 
-    The loader acks it when the next one is asked for, unless it was settled before.
+    The loader acks it when the next one is asked for, unless it was settled before. As a context manager it is acked
+    when the block ends normally, and released when it ends by an exception, unless it was settled before.
     """
 
     _step: int | None = None
-    _settle: Settle | None = None
+    _claim: Yielded | None = None
 
     def __init__(self, rows: RowSet, columns: dict[str, Column], step: int | None) -> None:
         """Made by a loader; it has nothing to let go of, so there is no finalizer as other batches have one."""
@@ -93,7 +108,7 @@ class LoadedBatch(BatchData):
             LeaseExpired: the claim is not held any more; its samples are, or will be, delivered again.
             InvalidArgument: it was released before, or no loader has yielded it.
         """
-        self._yielded()("acked")
+        self._yielded().settle("acked")
 
     def release(self) -> None:
         """Gives the samples back, to be delivered again; a delivery attempt has been spent. Again: no effect.
@@ -102,7 +117,16 @@ class LoadedBatch(BatchData):
             LeaseExpired: the claim is not held any more.
             InvalidArgument: it was acked before, or no loader has yielded it.
         """
-        self._yielded()("released")
+        self._yielded().settle("released")
+
+    def renew(self) -> None:
+        """Renews the claim now, for its whole lease; the loader's process does so all the time.
+
+        Raises:
+            LeaseExpired: the claim is not held any more.
+            InvalidArgument: it was settled before, or no loader has yielded it.
+        """
+        self._yielded().renew()
 
     def verify(self, fields: Sequence[str] | None = None) -> None:
         """Does nothing: the values were compared with their checksums when they were copied.
@@ -115,10 +139,13 @@ class LoadedBatch(BatchData):
     def close(self) -> None:
         """Does nothing: the values are the batch's own, and its claim is the loader's."""
 
-    def _yielded(self) -> Settle:
-        if self._settle is None:
-            raise InvalidArgument("only a batch that a StreamingLoader yielded is acked or released")
-        return self._settle
+    def _is_held(self) -> bool:
+        return self._claim is not None and self._claim.is_held()
+
+    def _yielded(self) -> Yielded:
+        if self._claim is None:
+            raise InvalidArgument("only a batch that a StreamingLoader yielded is acked, released or renewed")
+        return self._claim
 
     def carried(self, move: Callable[[Any], Any]) -> LoadedBatch:
         """Returns the same batch with every value moved."""

@@ -255,6 +255,10 @@ class Claimer:
         """Gives a batch back."""
         self._client._run(settle(self._state, handle, "released"))
 
+    def renew(self, handle: ClaimHandle) -> None:
+        """Renews the claim of a batch."""
+        self._client._run(renew(self._state, handle))
+
     def give_up(self, handle: ClaimHandle) -> None:
         """Has the chores give a batch back, now. For finalizers, too."""
         if self._state.forked:
@@ -269,7 +273,7 @@ class Claimer:
             return False
         if self._ref.topology is not None:
             try:
-                self._client._run(renew(self._state, handle))
+                self.renew(handle)
             except LeaseExpired:
                 return False
         return True

@@ -64,6 +64,10 @@ class Feed(ABC):
         """Settles a claim; the first verdict stands. Raises what `Batch.ack` and `Batch.release` raise."""
 
     @abstractmethod
+    def renew(self, held: Held) -> None:
+        """Renews a claim. Raises what `Batch.renew` raises."""
+
+    @abstractmethod
     def give_up(self, held: Held) -> None:
         """Has a claim given back soon. For finalizers, too."""
 
@@ -206,6 +210,10 @@ class ThreadFeed(Feed):
         handle: ClaimHandle = held.key
         (self._claimer.ack if verdict == "acked" else self._claimer.release)(handle)
         held.verdict = verdict
+
+    def renew(self, held: Held) -> None:
+        """Renews a claim."""
+        self._claimer.renew(held.key)
 
     def give_up(self, held: Held) -> None:
         """By the chores."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
 
@@ -210,10 +210,22 @@ class _Stream(Iterator[Any]):
         self._feed = feed
         self._last: list[Held] = []  # at most one; shared with the finalizer
         self._closed = threading.Event()
+        self._taking = threading.Lock()
         self._finalizer = weakref.finalize(self, _forget, self._state, feed, self._last)
         self._finalizer.atexit = False
 
     def __next__(self) -> Any:
+        if not self._taking.acquire(blocking=False):
+            raise InvalidArgument(
+                "another thread is asking this iterator for a batch, and asking for the next one acks the last: give "
+                "each thread a loader of its own; those of one consumer share its samples"
+            )
+        try:
+            return self._next()
+        finally:
+            self._taking.release()
+
+    def _next(self) -> Any:
         if self._closed.is_set():
             raise StopIteration
         self._state.check_process()
@@ -233,7 +245,7 @@ class _Stream(Iterator[Any]):
             self.close()
             raise StopIteration
         if isinstance(fetched.value, LoadedBatch):
-            fetched.value._settle = partial(_settle, weakref.ref(self), fetched.held)
+            fetched.value._claim = _Claim(weakref.ref(self), fetched.held)
         return fetched.value
 
     def _finish_last(self) -> None:
@@ -260,6 +272,18 @@ class _Stream(Iterator[Any]):
             if verdict == "acked":
                 self._loader._acked()
 
+    def renew(self, held: Held) -> None:
+        """Renews the claim of a batch."""
+        self._state.check_process()
+        if held.verdict is not None:
+            raise InvalidArgument(f"this batch was {held.verdict} already")
+        self._feed.renew(held)
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the process that iterates."""
+        return self._state.forked
+
     def close(self) -> None:
         """Releases what is held."""
         self._closed.set()
@@ -271,12 +295,29 @@ class _Stream(Iterator[Any]):
         self._feed.close(last)
 
 
-def _settle(stream: weakref.ref[_Stream], held: Held, verdict: Verdict) -> None:
-    alive = stream()
-    if alive is not None:
-        alive.settle(held, verdict)
-    elif held.verdict != verdict:
-        raise InvalidArgument("the loop that yielded this batch has ended, which released it")
+@dataclass(frozen=True)
+class _Claim:
+    """What a batch has of the iteration that yielded it, which ends when it is forgotten."""
+
+    stream: weakref.ref[_Stream]
+    held: Held
+
+    def is_held(self) -> bool:
+        stream = self.stream()
+        return self.held.verdict is None and (stream is None or not stream.forked)
+
+    def settle(self, verdict: Verdict) -> None:
+        if self.held.verdict != verdict or self.stream() is not None:
+            self._alive().settle(self.held, verdict)
+
+    def renew(self) -> None:
+        self._alive().renew(self.held)
+
+    def _alive(self) -> _Stream:
+        stream = self.stream()
+        if stream is None:
+            raise InvalidArgument("the loop that yielded this batch has ended, which released it")
+        return stream
 
 
 def _forget(state: ClientState, feed: Feed, last: list[Held]) -> None:

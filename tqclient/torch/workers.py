@@ -3,7 +3,8 @@
 What passes between the loader and a worker, over one pipe; tensors go through shared memory:
 
     loader → worker   ("more",)                fetch one batch
-                      ("settle", n, verdict)   of batch n; answered with ("settled", n, error or None)
+                      ("settle", n, verdict)   of batch n; answered with ("done", what, n, error or None)
+                      ("renew", n)             answered likewise
                       ("give up", n)           as well, but unanswered
                       ("stop",)                let go of everything, and end
     worker → loader   ("batch", n, value)
@@ -16,6 +17,7 @@ import pickle
 import signal
 import threading
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
@@ -34,8 +36,8 @@ from tqclient.torch.feed import Feed, Held
 END_SECONDS: Final = 10.0
 """So long may workers that were told to end say nothing before they are killed."""
 
-_Answer = tuple[int, "TQError | None"]
-_NO_MORE: Final[_Answer] = (-1, None)
+_Answer = tuple[str, int, "TQError | None"]
+_NO_MORE: Final[_Answer] = ("", -1, None)
 
 
 class WorkerFeed(Feed):
@@ -85,8 +87,8 @@ class WorkerFeed(Feed):
             return
         if kind == "batch":
             self._take_in(Held((worker, content[0])), content[1])
-        elif kind == "settled":
-            worker.answers.put((content[0], content[1]))
+        elif kind == "done":
+            worker.answers.put((content[0], content[1], content[2]))
         else:
             worker.ended = True
             if content[0] is not None:
@@ -113,8 +115,13 @@ class WorkerFeed(Feed):
     def settle(self, held: Held, verdict: Verdict) -> None:
         """Has the worker settle, and waits for what came of it."""
         worker, number = held.key
-        worker.settle(number, verdict)
+        worker.ask("settle", number, verdict)
         held.verdict = verdict
+
+    def renew(self, held: Held) -> None:
+        """Has the worker renew, and waits for what came of it."""
+        worker, number = held.key
+        worker.ask("renew", number)
 
     def give_up(self, held: Held) -> None:
         """By the worker, which is not waited for."""
@@ -146,7 +153,7 @@ class _Worker:
         )
         try:
             self._process.start()
-        except (pickle.PicklingError, AttributeError, TypeError) as error:  # nothing was started yet
+        except (pickle.PicklingError, AttributeError, TypeError, InvalidArgument) as error:  # nothing was started yet
             self.pipe.close()
             raise InvalidArgument(
                 f"a loader with workers sends them `transform` and `ranges`, which cannot be pickled here ({error}): "
@@ -161,17 +168,17 @@ class _Worker:
         with self._sending, suppress(OSError):
             self.pipe.send(message)
 
-    def settle(self, number: int, verdict: Verdict) -> None:
-        """Has a batch settled."""
+    def ask(self, kind: str, number: int, *more: Any) -> None:
+        """Has a batch settled or renewed."""
         with self._settling:
-            self.send("settle", number, verdict)
+            self.send(kind, number, *more)
             # An earlier caller may have been interrupted before it had its answer.
-            while (answer := self.answers.get())[0] != number:
+            while (answer := self.answers.get())[:2] != (kind, number):
                 if answer is _NO_MORE:
                     self.answers.put(_NO_MORE)
                     raise LeaseExpired(f"{self} ended: the samples of its batch are delivered again")
-        if answer[1] is not None:
-            raise answer[1]
+        if answer[2] is not None:
+            raise answer[2]
 
     def kill(self) -> None:
         """Ends one that hangs."""
@@ -230,17 +237,24 @@ class _Fetcher:
         if kind == "more":
             self._wanted.release()
         elif kind == "settle":
-            self._send("settled", number, self._settle(number, verdict))
+            self._send("done", kind, number, self._settle(number, verdict))
+        elif kind == "renew":
+            self._send("done", kind, number, self._try(self._claimer.renew, number))
         elif kind == "give up":
             self._claimer.give_up(self._held.pop(number))
         return kind != "stop"
 
     def _settle(self, number: int, verdict: Verdict) -> TQError | None:
+        error = self._try(self._claimer.ack if verdict == "acked" else self._claimer.release, number)
+        if error is None:
+            del self._held[number]
+        return error
+
+    def _try(self, what: Callable[[ClaimHandle], None], number: int) -> TQError | None:
         try:
-            (self._claimer.ack if verdict == "acked" else self._claimer.release)(self._held[number])
+            what(self._held[number])
         except TQError as error:
             return error
-        del self._held[number]
         return None
 
     def _fetch(self) -> None:
