@@ -259,6 +259,11 @@ class BatchData:
         """Lets go of views, and of a claim that was not settled (its samples are delivered again). Repeatable."""
         self._finalizer()
 
+    def __reduce__(self) -> Any:
+        raise InvalidArgument(
+            "a batch is of the process that read it: send batch.to_buffer(), of which Batch.from_buffer() makes a batch"
+        )
+
     def _claimed(self) -> ClaimHandle:
         if self._handle is None:
             raise InvalidArgument("this batch was not claimed here; only a claimed one is acked, released or renewed")

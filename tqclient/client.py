@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +105,9 @@ class Connection:
             finally:
                 self._aside.run(self._close_channels)
                 self._aside.close()
+
+    def __reduce__(self) -> NoReturn:
+        self.state.__reduce__()
 
     def _open(self, address: str) -> Channel:
         return self._aside.channel(self.access.channel(address))

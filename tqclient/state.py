@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from tqclient.counters import Counters
 from tqclient.directories import DirectoryCache
@@ -161,6 +161,13 @@ class ClientState:
         self.topology_version = 0
         self.paths_due = False  # there are other nodes than before
         self.lease_ms = 0
+
+    def __reduce__(self) -> NoReturn:
+        """Raises InvalidArgument: what has a client cannot be pickled, nor copied deeply."""
+        raise InvalidArgument(
+            "a client, and its partitions, consumers, loaders and claimed batches, are of the process that connected: "
+            "send names, and call tq.connect() where they are needed"
+        )
 
     def deadline(self, timeout: float | None, *, waits: bool = False) -> Deadline:
         """Starts the deadline of a call; None takes the client's default."""

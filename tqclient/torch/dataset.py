@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final, NoReturn
 
 import grpc
 from torch.utils.data import IterableDataset, get_worker_info
@@ -22,6 +22,7 @@ from tqclient.schema import Form
 from tqclient.torch.batch import LoadedBatch
 
 Transform = Callable[[LoadedBatch], Any]
+NO_WORKERS: Final = "DataLoader workers cannot ack after the step: use tq.torch.StreamingLoader, which has workers, too"
 
 
 class Interrupted(Exception):
@@ -198,10 +199,13 @@ class StreamingDataset(IterableDataset[Any]):
         self.consumer = consumer
         self.options = Options(batch_size, max_tokens, ranges, transform)
 
+    def __reduce__(self) -> NoReturn:
+        raise InvalidArgument(f"a dataset is of the process that connected; {NO_WORKERS}")
+
     def __iter__(self) -> Iterator[Any]:
         if get_worker_info() is not None:
             # Its batches would be acked when they are fetched ahead, and lost with the process.
-            raise InvalidArgument("DataLoader workers cannot ack after the step: use tq.torch.StreamingLoader")
+            raise InvalidArgument(NO_WORKERS)
         claimer = Claimer(self.consumer, self.options)
         while (held := claimer.next()) is not None:
             handle, value = held
