@@ -35,6 +35,7 @@ from tqclient.channel import TLS, Channels
 from tqclient.client import Connection
 from tqclient.counters import Traffic
 from tqclient.driver import run_async
+from tqclient.errors import InvalidArgument
 from tqclient.info import ClusterInfo, PartitionInfo, PartitionRef
 from tqclient.opening import Opening
 from tqclient.operations import cluster, partitions, permits
@@ -64,7 +65,7 @@ def connect(
     tls: TLS | str | os.PathLike[str] | None = None,
     timeout: float = limits.CALL_TIMEOUT,
 ) -> Opening[Client]:
-    """Connects to a controller; see `tqclient.connect`. The client belongs to the running event loop."""
+    """Connects to a controller; see `tqclient.connect`. It belongs to the running event loop, and refuses others."""
     return Opening(_connect(address, transport, token, tls, timeout))
 
 
@@ -89,6 +90,7 @@ class Client:
         """Made by `connect`."""
         self._connection = connection
         self._state = connection.state
+        self._loop = asyncio.get_running_loop()
         by_lane = AioLane if lane.wanted() else None
         self._channels = Channels(connection.access.address, connection.access.aio_channel, lane=by_lane)
         self._finalizer = weakref.finalize(self, connection.close)
@@ -162,6 +164,11 @@ class Client:
 
     async def _run(self, operation: Operation[T]) -> T:
         self._state.check_usable()
+        if asyncio.get_running_loop() is not self._loop:
+            raise InvalidArgument(
+                "this client belongs to the event loop that ran when it connected, and another one runs now: call "
+                "tq.aio.connect() in this one, or share a client of tq.connect(), which any thread may use"
+            )
         try:
             return await run_async(operation, self._channels)
         except asyncio.CancelledError:

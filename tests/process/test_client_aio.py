@@ -143,3 +143,18 @@ def test_errors_are_the_same(run: Callable[[Any], None]) -> None:
             await part.describe()
 
     run(test)
+
+
+def test_another_event_loop_is_refused_before_anything_is_sent(run: Callable[[Any], None]) -> None:
+    async def test(client: tq.aio.Client, part: tq.aio.Partition) -> None:
+        await part.put({"x": torch.arange(2)})
+
+        def put() -> None:
+            asyncio.run(part.put({"x": torch.arange(2)}))
+
+        for _ in range(2):
+            with pytest.raises(tq.InvalidArgument, match=r"belongs to the event loop that ran when it connected"):
+                await asyncio.to_thread(put)
+        assert (await part.describe()).samples == 2
+
+    run(test)
