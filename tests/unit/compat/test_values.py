@@ -244,6 +244,32 @@ def test_reading_gives_a_tensordict_without_the_marker() -> None:
     assert (read["t"], read["d"]["y"].tolist(), read.batch_size) == (["a", {"k": 1}], [[1.0], [1.0]], torch.Size([2]))
 
 
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array(["a", "bb", "c"]),
+        np.array([b"a", b"bb", b"c"]),
+        np.array([1, 2, 3], "M8[ns]"),
+        np.array([(1, 2.0), (3, 4.0), (5, 6.0)], [("a", "i4"), ("b", "f8")]),
+        np.array([[1, 2], [3, 4], [5, 6]], np.longdouble),
+    ],
+    ids=lambda array: str(array.dtype)[:8],
+)
+def test_each_row_has_its_own_of_an_array_that_torch_has_no_dtype_for(array: Any) -> None:
+    read = to_tensordict({"x": array, "d": {"x": array}}, 3)
+    for fields in (read, read["d"]):
+        rows = fields["x"]
+        assert len(rows) == 3
+        for row in range(3):
+            assert (rows[row].dtype, rows[row].tolist()) == (array.dtype, array[row].tolist())
+            assert fields[row]["x"].tolist() == array[row].tolist()
+
+
+def test_an_array_of_numbers_is_read_as_a_tensor() -> None:
+    read = to_tensordict({"x": np.array([[1, 2], [3, 4]], np.uint16)}, 2)["x"]
+    assert (read.dtype, read.tolist()) == (torch.uint16, [[1, 2], [3, 4]])
+
+
 TAGS = {
     "i": 1,
     "f": 0.5,

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from tqclient.codec import Records
+from tqclient.codec.buffers import rows_of as array_rows
+from tqclient.codec.buffers import tensor_over
 from tqclient.errors import InvalidArgument
 
 MARKER: Final = "_row"
@@ -311,6 +313,9 @@ def _converted(value: Any, rows: int) -> Any:
         return _converted(value[TURNED], rows).transpose(1, 2) if _is_turned(value) else to_tensordict(value, rows)
     if isinstance(value, torch.Tensor) and value.is_nested and value.layout == torch.jagged:
         return _jagged(value.values(), value.offsets())  # type: ignore[attr-defined]
+    if isinstance(value, np.ndarray):  # put by another client; a TensorDict keeps one that is no tensor as one value
+        tensor = tensor_over(value)
+        value = array_rows(value) if tensor is None else tensor
     return NonTensorStack(*(NonTensorData(each) for each in value)) if isinstance(value, list) else value
 
 
