@@ -18,6 +18,7 @@ from tqserver.config import COUNT, FLAG, LISTEN, LOG_LEVEL, PATH, SECONDS, load,
 from tqserver.controller.core.samplers import load_entry_points
 from tqserver.controller.group_commit import JOURNAL_FAILED_STATUS
 from tqserver.controller.journal import JournalFailed, SqliteJournal
+from tqserver.controller.lease_clock import LeaseClock
 from tqserver.controller.pipeline import recover
 from tqserver.controller.service import SERVICE_NAME, ControllerService
 from tqserver.garbage import keep_collections_short
@@ -73,6 +74,8 @@ async def serve(config: ControllerConfig, stop: asyncio.Event) -> int:
         _log.info("samplers were found", samplers=added)
     core = recover(journal, time.monotonic, config.session_lease)
     keep_collections_short()
+    clock = LeaseClock(time.monotonic)
+    ticking = asyncio.create_task(clock.run(), name="lease clock")
     status = 0
 
     def lost_data() -> None:
@@ -83,7 +86,7 @@ async def serve(config: ControllerConfig, stop: asyncio.Event) -> int:
     service = ControllerService(
         core,
         journal,
-        clock=time.monotonic,
+        clock=clock,
         lost_data=lost_data,
         accept_data_loss=config.accept_data_loss,
         snapshot_records=config.snapshot_records,
@@ -101,6 +104,7 @@ async def serve(config: ControllerConfig, stop: asyncio.Event) -> int:
         _log.info("draining", timeout_s=config.drain_timeout)
         await server.drain(config.drain_timeout, service.release)
     finally:
+        ticking.cancel()
         await asyncio.to_thread(service.close)
     _log.info("stopped", status=status)
     return status
