@@ -15,22 +15,17 @@ from tqclient import limits
 from tqclient.errors import InvalidArgument
 from tqclient.lane import AnyLane, Methods
 from tqclient.operations.effects import CLOSED, CONTROLLER
+from tqclient.wire.dialing import DIALING
 from tqclient.wire.pem import check_certificates, check_pair
 from tqclient.wire.v1 import controller_pb2, storage_pb2
 from tqclient.wire.v1.controller_pb2_grpc import ControllerStub
 from tqclient.wire.v1.storage_pb2_grpc import StorageStub
 
 OPTIONS: Final = (
+    *DIALING,
     ("grpc.max_send_message_length", limits.MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", limits.MESSAGE_BYTES_MAX),
-    ("grpc.keepalive_time_ms", limits.KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", limits.KEEPALIVE_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.enable_retries", 0),  # operations try again by themselves, and know what may be repeated
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
 )
 

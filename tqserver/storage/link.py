@@ -11,7 +11,8 @@ from typing import Any, Final
 import grpc
 
 from tqclient.errors import TQError, Unavailable
-from tqclient.limits import BACKOFF_FIRST, KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS, MESSAGE_BYTES_MAX
+from tqclient.limits import BACKOFF_FIRST, MESSAGE_BYTES_MAX
+from tqclient.wire.dialing import DIALING
 from tqclient.wire.status import from_rpc_error
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import controller_pb2_grpc
@@ -19,13 +20,9 @@ from tqserver import limits, logs
 from tqserver.storage.node import Node
 
 CHANNEL_OPTIONS: Final = (
+    *DIALING,
     ("grpc.max_receive_message_length", -1),  # a NodeSync is as long as the arena has extents
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-    # A stopped controller keeps its socket open: only an unanswered ping tells.
-    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.enable_retries", 0),
 )
 
 _log = logs.get("storage.link")
