@@ -15,6 +15,7 @@ from tqclient import limits
 from tqclient.errors import InvalidArgument
 from tqclient.lane import AnyLane, Methods
 from tqclient.operations.effects import CLOSED, CONTROLLER
+from tqclient.renewal import RenewedChannel
 from tqclient.wire.dialing import DIALING
 from tqclient.wire.pem import check_certificates, check_pair
 from tqclient.wire.v1 import controller_pb2, storage_pb2
@@ -32,7 +33,7 @@ OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TLS:
-    """Files for an encrypted connection, PEM each.
+    """Files for an encrypted connection, PEM each; read again when they change.
 
     Attributes:
         ca: roots that sign the daemons' certificates; None takes the system's.
@@ -56,6 +57,10 @@ class TLS:
         """Returns what TQ_TLS_CA, TQ_TLS_CERT and TQ_TLS_KEY name; None when none is set."""
         files = [os.environ.get(f"TQ_TLS_{name}") or None for name in ("CA", "CERT", "KEY")]
         return cls(*files) if any(files) else None
+
+    def files(self) -> list[str | os.PathLike[str]]:
+        """Returns those that there are; `credentials` reads them."""
+        return [file for file in (self.ca, self.cert, self.key) if file]
 
     def credentials(self) -> grpc.ChannelCredentials:
         """Reads the files.
@@ -93,16 +98,27 @@ class Access:
     def __repr__(self) -> str:
         return f"Access(address={self.address!r}, token={'set' if self.token else None}, tls={self.tls!r})"
 
-    def channel(self, address: str) -> grpc.Channel:
+    def channel(self, address: str) -> Any:
         """Opens a blocking channel."""
+        return self._followed(lambda: self._open(address), lambda former: former.close())
+
+    def aio_channel(self, address: str) -> Any:
+        """Opens an asyncio channel; within its event loop."""
+        return self._followed(lambda: self._open_aio(address), lambda _: None)  # whom nobody refers to, closes itself
+
+    def _followed(self, open_channel: Callable[[], Any], retire: Callable[[Any], object]) -> Any:
+        """Opens a channel, which is opened anew when the files of TLS change."""
+        files = self.tls.files() if self.tls is not None else []
+        return RenewedChannel(files, open_channel, retire) if files else open_channel()
+
+    def _open(self, address: str) -> grpc.Channel:
         if self.tls is None:
             channel = grpc.insecure_channel(address, options=OPTIONS)
         else:
             channel = grpc.secure_channel(address, self.tls.credentials(), options=OPTIONS)
         return grpc.intercept_channel(channel, _BearerToken(self.token)) if self.token else channel
 
-    def aio_channel(self, address: str) -> Any:
-        """Opens an asyncio channel; within its event loop."""
+    def _open_aio(self, address: str) -> Any:
         interceptors = _aio_interceptors(self.token) if self.token else None
         if self.tls is None:
             return grpc.aio.insecure_channel(address, options=OPTIONS, interceptors=interceptors)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import datetime
 import ipaddress
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import grpc
@@ -20,7 +22,7 @@ from cryptography.x509.oid import NameOID
 from tqclient.channel import TLS, Access, Channels
 from tqclient.driver import run_async, run_sync
 from tqclient.errors import InvalidArgument, Unavailable
-from tqclient.operations.effects import CONTROLLER, Call, Operation
+from tqclient.operations.effects import CONTROLLER, Call, Deadline, Operation, call
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import controller_pb2_grpc, storage_pb2, storage_pb2_grpc
 
@@ -165,3 +167,47 @@ def test_a_call_whose_channel_is_closed_under_it_says_that_the_client_is_closed(
 
     with pytest.raises(InvalidArgument, match=r"^this client is closed; call tq\.connect\(\) again$"):
         asyncio.run(close_under_it())
+
+
+def serving(service: Service, folder: Path, address: str) -> tuple[grpc.Server, str]:
+    """A server with a certificate of its own in that folder, which is the one that it trusts as well."""
+    chain, key = certificate(folder)
+    server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
+    controller_pb2_grpc.add_ControllerServicer_to_server(service, server)
+    credentials = grpc.ssl_server_credentials(
+        [(key.read_bytes(), chain.read_bytes())], chain.read_bytes(), require_client_auth=True
+    )
+    port = server.add_secure_port(address, credentials)
+    server.start()
+    return server, f"127.0.0.1:{port}"
+
+
+def test_a_client_outlives_its_certificates_and_those_of_the_daemons(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tqclient.renewal.RECHECK_SECONDS", 0.0)
+    server, address = serving(service, tmp_path, "127.0.0.1:0")
+    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
+    access = Access(address, "secret", TLS(ca=chain, cert=chain, key=key))
+
+    def again() -> Operation[int]:
+        request = pb.DescribeClusterRequest()
+        return (yield from call(CONTROLLER, "DescribeCluster", request, Deadline(5.0, time.monotonic), Random(1))).epoch
+
+    async def main() -> None:
+        nonlocal server
+        channels = Channels(address, access.channel)
+        aio_channels = Channels(address, access.aio_channel)
+        for _ in range(3):
+            assert await asyncio.to_thread(run_sync, again(), channels) == 5
+            assert await run_async(again(), aio_channels) == 5
+            server.stop(None).wait()
+            server, _ = serving(service, tmp_path, address)
+        for channel in channels.take_all():
+            channel.close()
+        for channel in aio_channels.take_all():
+            await channel.close()
+
+    asyncio.run(main())
+    server.stop(None).wait()
+    assert service.tokens == ["Bearer secret"] * 6
