@@ -79,6 +79,30 @@ class WatchedFiles:
         return True
 
 
+def parse_tokens(path: Path, content: bytes) -> list[bytes]:
+    """Returns the tokens of a file, one a line.
+
+    Args:
+        path: of the file, for the error.
+        content: of the file.
+
+    Raises:
+        InvalidArgument: no token in it, or one that is too long, or that no call can carry; it is not shown.
+    """
+    tokens = []
+    for number, line in enumerate(content.splitlines(), start=1):
+        token = line.strip()
+        if len(token) > TOKEN_BYTES_MAX:
+            raise InvalidArgument(f"token_file {path}: line {number} is longer than {TOKEN_BYTES_MAX} bytes")
+        if not token.isascii() or not token.decode("ascii").isprintable():
+            raise InvalidArgument(f"token_file {path}: line {number} is no token: expected printable ASCII")
+        if token:
+            tokens.append(token)
+    if not tokens:
+        raise InvalidArgument(f"token_file {path}: no token in it; write one token a line")
+    return tokens
+
+
 class TokenFile:
     """The tokens that a daemon accepts.
 
@@ -86,7 +110,7 @@ class TokenFile:
         path: of the file, one token a line.
 
     Raises:
-        InvalidArgument: no token in it, or one that is too long.
+        InvalidArgument: see `parse_tokens`.
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -95,12 +119,7 @@ class TokenFile:
         self._tokens = self._parse()
 
     def _parse(self) -> list[bytes]:
-        tokens = [line.strip() for line in self._files.contents[0].splitlines() if line.strip()]
-        if not tokens:
-            raise InvalidArgument(f"token_file {self._path}: no token in it; write one token a line")
-        if any(len(token) > TOKEN_BYTES_MAX for token in tokens):
-            raise InvalidArgument(f"token_file {self._path}: a token is longer than {TOKEN_BYTES_MAX} bytes")
-        return tokens
+        return parse_tokens(self._path, self._files.contents[0])
 
     def accepts(self, offered: bytes) -> bool:
         """Says whether the token is one of the file's; takes the same time wherever the two differ."""

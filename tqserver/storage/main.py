@@ -34,7 +34,7 @@ from tqserver.config import (
     load,
     option,
 )
-from tqserver.security import Security
+from tqserver.security import Security, parse_tokens
 from tqserver.serving import DaemonServer, announce, run_daemon
 from tqserver.storage.arena import Arena, open_arena
 from tqserver.storage.engine import Engine, EngineOptions, NoEngine
@@ -146,11 +146,16 @@ class StorageConfig:
         return grpc.aio.secure_channel(self.controller, credentials, options=CHANNEL_OPTIONS)
 
     def link_metadata(self) -> tuple[tuple[str, str], ...]:
-        """Returns the token that this node shows to the controller."""
+        """Returns the token that this node shows to the controller.
+
+        Raises:
+            InvalidArgument: the file holds none, or something else.
+            OSError: it cannot be read.
+        """
         if self.token_file is None:
             return ()
-        tokens = self.token_file.read_text().split()
-        return (("authorization", f"Bearer {tokens[0]}"),) if tokens else ()
+        first, *_ = parse_tokens(self.token_file, self.token_file.read_bytes())
+        return (("authorization", f"Bearer {first.decode('ascii')}"),)
 
 
 def advertised(bound: str, advertise: str | None) -> str:

@@ -228,6 +228,20 @@ def test_half_a_tls_configuration_is_an_error(fields: dict[str, Path]) -> None:
         Security(**fields)
 
 
+@pytest.mark.parametrize("line", ["tökén".encode(), b"\xff\xfe", b"two\x01words", b"tab\tbed", b"\xef\xbb\xbfmarked"])
+def test_what_no_call_can_carry_is_no_token(line: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_bytes(b"one\n" + line + b"\n")
+    with pytest.raises(InvalidArgument, match=rf"^token_file {path}: line 2 is no token: expected printable ASCII$"):
+        TokenFile(path)
+    path.write_bytes(b"one\n")
+    now = [0.0]
+    tokens = TokenFile(path, clock=lambda: now[0])
+    path.write_bytes(line)
+    now[0] += 2
+    assert tokens.accepts(b"one")  # a broken file leaves the former tokens in force
+
+
 @pytest.mark.parametrize("option", ["token_file", "tls_cert", "tls_key", "tls_client_ca"])
 def test_a_file_that_is_not_there_is_called_by_its_option(tmp_path: Path, option: str) -> None:
     key, certificate = Authority("one").issue("server")

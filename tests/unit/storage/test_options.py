@@ -1,4 +1,4 @@
-"""The options about the arena and the transfer engine."""
+"""The options about the arena, the transfer engine and the controller."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tqclient.errors import InvalidArgument
 from tqclient.limits import MIB
 from tqserver.config import ConfigError, resolve
 from tqserver.storage.arena import open_arena
@@ -93,3 +94,21 @@ def test_options_are_parsed() -> None:
 def test_options_that_make_no_sense_are_refused(name: str, value: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         config(**{name: value})
+
+
+def test_the_first_token_is_shown_to_the_controller(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_bytes(b"\n the first one \r\nother\n")
+    assert config(token_file=str(path)).link_metadata() == (("authorization", "Bearer the first one"),)
+    assert config().link_metadata() == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"\n", "no token in it"), (b"t\xff\n", "line 1 is no token"), (b"a\x01b", "line 1 is no token")],
+)
+def test_a_link_says_what_it_cannot_show(content: bytes, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_bytes(content)
+    with pytest.raises(InvalidArgument, match=f"token_file {path}: {reason}"):
+        config(token_file=str(path)).link_metadata()
