@@ -78,8 +78,9 @@ class Form:
             raise ValueError(f"kind {kind!r} at depth {DEPTH_MAX - depth}")
         if not (isinstance(container, str) and isinstance(dtype, str) and all(type(size) is int for size in shape)):
             raise ValueError("container, dtype or shape is of the wrong type")
-        if not all(0 <= size <= DIMENSION_MAX for size in shape):
-            raise ValueError(f"shape {shape}: dimensions from 0 to {DIMENSION_MAX}")
+        least = -1 if kind == "ragged" else 0  # a dimension that varies
+        if not all(least <= size <= DIMENSION_MAX for size in shape):
+            raise ValueError(f"shape {shape}: dimensions from {least} to {DIMENSION_MAX}")
         if not all(isinstance(key, str) for key, _ in children):
             raise ValueError("a key is not a string")
         return cls(kind, container, dtype, tuple(shape), tuple((k, cls._from_tree(c, depth - 1)) for k, c in children))

@@ -179,9 +179,7 @@ class RankGroup:
         place = (topology.dp_rank, topology.member)
         replica = self.replica(topology.dp_rank)
         replica.gone = False
-        if (
-            not self.holders
-        ):  # the first of a job that comes back: the others are as likely to come as at the very start
+        if not self.holders:  # the first of a job that comes back: the others are as likely to come as at the start
             for each in self.replicas.values():
                 each.gone = False
         if place in self.holders:
