@@ -61,6 +61,9 @@ class Gauge(Protocol):
     def is_made(self, request: pb.ClaimRequest) -> bool:
         """Whether it is a rank's, and what it is given next was taken for it already."""
 
+    def rows_wanted(self, request: pb.ClaimRequest) -> int:
+        """How many samples must be ready for it, at the least, while nothing changes but how many are."""
+
     def demand(self, request: pb.CommitRequest | pb.AcquirePermitRequest) -> Demand:
         """Which limits the put or permit draws on, and which of them hold it back."""
 
@@ -114,6 +117,8 @@ class Waiter:
         choice: of a claim that stands in its line: what decides which samples are ready for it.
         countable: of such a claim: any `batch_size` ready samples meet it.
         foreseen: of such a claim: it was granted once already for a put that was on its way.
+        rows_wanted: of such a claim that was looked at: how many samples must be ready, at the least, for another look
+            when nothing changed but how many are.
         made: of such a claim: what it is given was taken for it already; it takes nothing of what is ready.
         alone: of such a claim that is granted: nothing is promised to others; of one that is foreseen, too: the rows of
             that put, all of them, are what it seems to meet.
@@ -131,6 +136,7 @@ class Waiter:
         self.choice: QueueKey = ()
         self.countable = False
         self.foreseen = False
+        self.rows_wanted = 0
         self.made = False
         self.alone = False
         self.preview: Callable[[pb.CommitRequest | None], None] = lambda _: None
@@ -177,8 +183,13 @@ class Line(ABC):
         """Returns what a request has in common with those whose turn comes after its own."""
 
     @abstractmethod
-    def serve(self, newcomer: Waiter | None = None) -> Served:
-        """Takes out those whose turn it is; with a newcomer, only its own queue can have changed."""
+    def serve(self, newcomer: Waiter | None = None, *, by_count: bool = False) -> Served:
+        """Takes out those whose turn it is.
+
+        Args:
+            newcomer: the only one whose queue can have changed.
+            by_count: nothing changed but how many samples are ready.
+        """
 
     def settled(self, waiter: Waiter) -> None:
         """What was granted took effect, or failed to."""
@@ -266,12 +277,13 @@ class ClaimLine(Line):
         topology = request.topology.SerializeToString(deterministic=True)
         return (*_choice(request), sampler, topology, self._gauge.is_outsized(request))
 
-    def serve(self, newcomer: Waiter | None = None, coming: Coming | None = None) -> Served:
+    def serve(self, newcomer: Waiter | None = None, coming: Coming | None = None, *, by_count: bool = False) -> Served:
         """Grants the first claims of the queues while they can be met, in the order of their tickets.
 
         Args:
             newcomer: the only one whose queue can have changed.
             coming: a put that is on its way to the journal; grants what it seems to bring, once to each claim.
+            by_count: nothing changed but how many samples are ready: those that want more are not looked at.
         """
         served: Served = []
         keys = list(self._queues) if newcomer is None else [newcomer.queue_key]
@@ -281,7 +293,7 @@ class ClaimLine(Line):
         grants = 0
         while heads and grants < GRANTS_MAX:
             ticket, key = heapq.heappop(heads)
-            head = self._head(key, counts, served, coming)
+            head = self._head(key, counts, served, coming, by_count)
             if head is None:
                 continue  # promises only grow in here: not this time
             if head.ticket == ticket:
@@ -301,12 +313,16 @@ class ClaimLine(Line):
             head.promised = self._promise(head, counts)
             self.promised += head.promised
 
-    def _head(self, key: QueueKey, counts: dict[Any, int], served: Served, coming: Coming | None) -> Waiter | None:
+    def _head(
+        self, key: QueueKey, counts: dict[Any, int], served: Served, coming: Coming | None, by_count: bool
+    ) -> Waiter | None:
         """Returns the first claim of a queue if it can be met; takes out those before it that never will be."""
         while key in self._queues:
             head = next(iter(self._queues[key]))
             try:
-                verdict = self._verdict(head, counts) if coming is None else self._foresee(head, counts, coming)
+                verdict = (
+                    self._verdict(head, counts, by_count) if coming is None else self._foresee(head, counts, coming)
+                )
             except Exception as error:  # of this one alone: its session ended, say
                 served.append((head, head.refusal(error)))
                 self.remove(head)
@@ -325,16 +341,19 @@ class ClaimLine(Line):
         count = counts[waiter.choice]
         return max(min(waiter.request.batch_size, count) if waiter.countable else count, 1)
 
-    def _verdict(self, waiter: Waiter, counts: dict[Any, int]) -> Readiness:
+    def _verdict(self, waiter: Waiter, counts: dict[Any, int], by_count: bool) -> Readiness:
         request = waiter.request
         waiter.alone = waiter.countable and not self.promised
         if waiter.choice not in counts:
             counts[waiter.choice] = self._gauge.ready_count(request)
-        if waiter.queue_key in self._given:
+        if waiter.queue_key in self._given or (by_count and counts[waiter.choice] < waiter.rows_wanted):
             return Readiness.WAIT
         waiter.made = self._gauge.is_made(request)
         if waiter.made or not self.promised:
-            return self._gauge.readiness(request)
+            verdict = self._gauge.readiness(request)
+            if verdict is Readiness.WAIT:
+                waiter.rows_wanted = self._gauge.rows_wanted(request)
+            return verdict
         if not waiter.countable:
             return Readiness.WAIT
         # The rest of a sealed partition may be smaller than a batch; that is looked at once every promise is kept.
@@ -373,7 +392,7 @@ class RoomLine(Line):
         """What limits it draws on."""
         return (self._gauge.room_queue(request),)
 
-    def serve(self, newcomer: Waiter | None = None) -> Served:
+    def serve(self, newcomer: Waiter | None = None, *, by_count: bool = False) -> Served:
         """Lets in the first one that has room and draws on no limit that somebody who came before it waits for.
 
         A newcomer that draws on no limit at all goes past the line: those who wait may be waiting for the very samples

@@ -97,7 +97,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
 
     def _effect(self, effect: Effect) -> None:
         if isinstance(effect, ReadinessChanged):
-            self._waiters.readiness_changed(effect.partition_id)
+            self._waiters.readiness_changed(effect.partition_id, by_count=effect.by_count)
         elif isinstance(effect, RoomChanged):
             self._waiters.room_changed(effect.partition_id)
         elif isinstance(effect, Changed):

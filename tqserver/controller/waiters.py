@@ -28,7 +28,7 @@ class Waiters:
         self._schedule = schedule
         self._claims: dict[int, dict[str, ClaimLine]] = {}
         self._room: dict[int, RoomLine] = {}
-        self._dirty: dict[Line, None] = {}
+        self._dirty: dict[Line, bool] = {}  # whether nothing changed for it but how many samples are ready
 
     @property
     def claims(self) -> int:
@@ -84,7 +84,7 @@ class Waiters:
         line = self._line(waiter)
         if line.remove(waiter):
             waiter.refuse(line.timeout(waiter))
-            self._dirty[line] = None  # whoever stood behind it may be first now
+            self._dirty[line] = False  # whoever stood behind it may be first now
             self.serve()
         self._drop_if_idle(waiter, line)
 
@@ -94,7 +94,7 @@ class Waiters:
         waiting = line.remove(waiter)
         waiter.cancel_deadline()
         if waiting:
-            self._dirty[line] = None  # whoever stands behind it may be first now
+            self._dirty[line] = False  # whoever stands behind it may be first now
             self.serve()
         self._drop_if_idle(waiter, line)
         return waiting
@@ -103,12 +103,18 @@ class Waiters:
         """What was granted took effect or failed; `serve` looks at its line again."""
         line = self._line(waiter)
         line.settled(waiter)
-        self._dirty[line] = None
+        self._dirty[line] = False
         self._drop_if_idle(waiter, line)
 
-    def readiness_changed(self, partition_id: int) -> None:
-        """Claims on this partition may have become grantable: `serve` looks at them."""
-        self._dirty.update(dict.fromkeys(self._claims.get(partition_id, {}).values()))
+    def readiness_changed(self, partition_id: int, *, by_count: bool = False) -> None:
+        """Claims on this partition may have become grantable: `serve` looks at them.
+
+        Args:
+            partition_id: of the partition.
+            by_count: nothing changed but how many samples are ready.
+        """
+        for line in self._claims.get(partition_id, {}).values():
+            self._dirty[line] = by_count and self._dirty.get(line, True)
 
     def coming(self, request: pb.CommitRequest) -> None:
         """A put went to the journal: grants the claims that it seems to meet, for their records to follow its own."""
@@ -119,13 +125,13 @@ class Waiters:
     def session_ended(self) -> None:
         """Whoever waits for a session that is gone is refused, and holds up nobody: `serve` looks at all lines."""
         for lines in self._claims.values():
-            self._dirty.update(dict.fromkeys(lines.values()))
-        self._dirty.update(dict.fromkeys(self._room.values()))
+            self._dirty.update(dict.fromkeys(lines.values(), False))
+        self._dirty.update(dict.fromkeys(self._room.values(), False))
 
     def room_changed(self, partition_id: int) -> None:
         """Puts and permits of this partition may fit now: `serve` looks at them."""
         if partition_id in self._room:
-            self._dirty[self._room[partition_id]] = None
+            self._dirty[self._room[partition_id]] = False
 
     def gone(self, partition_id: int, name: str) -> None:
         """A partition was deleted; whoever waits on it is refused."""
@@ -149,8 +155,8 @@ class Waiters:
     def serve(self) -> None:
         """Goes through the lines in which something changed."""
         while self._dirty:
-            line, _ = self._dirty.popitem()
-            self._answer(line, line.serve())
+            line, by_count = self._dirty.popitem()
+            self._answer(line, line.serve(by_count=by_count))
 
     def _answer(self, line: Line, served: Served, coming: pb.CommitRequest | None = None) -> None:
         for waiter, error in served:

@@ -74,6 +74,9 @@ class FakeCore:
     def is_made(self, request: pb.ClaimRequest) -> bool:
         return (request.topology.dp_rank, request.topology.member) in self.made
 
+    def rows_wanted(self, request: pb.ClaimRequest) -> int:
+        return request.batch_size
+
     def countable(self, request: pb.ClaimRequest) -> bool:
         if request.batch_size in self.unplaced:
             raise OverflowError("a bug")

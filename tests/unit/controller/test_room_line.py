@@ -59,7 +59,7 @@ class Room:
             if isinstance(effect, RoomChanged):
                 self.waiters.room_changed(effect.partition_id)
             elif isinstance(effect, ReadinessChanged):
-                self.waiters.readiness_changed(effect.partition_id)
+                self.waiters.readiness_changed(effect.partition_id, by_count=effect.by_count)
 
     def put(self, name: str, p: int, rows: int, permit: str = "", **options: Any) -> None:
         request = self.driver.commit(p, rows, **options)

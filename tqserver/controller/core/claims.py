@@ -159,7 +159,7 @@ def end_claim(state: State, claim_id: int, now: float, out: Effects, *, consumed
             consumer.move(slots, CONSUMED)
         else:
             partition.reopen(consumer, partition.give_up(consumer, slots))
-        out.append(effects.ReadinessChanged(ended.partition_id))
+        out.append(partition.rows_changed())
     out += state.blocks.retire(state.blocks.unclaim(ended.blocks), now)
 
 

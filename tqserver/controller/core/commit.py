@@ -79,7 +79,7 @@ def commit(state: State, request: pb.CommitRequest, now: float, out: Effects) ->
     _write(state, partition, put, plan, now, out)
     _note_changes(partition, put, plan)
     _refresh(partition, plan, moved, left)
-    out.append(effects.ReadinessChanged(partition.partition_id))
+    out.append(partition.rows_changed())
     if partition.live_versions is not None and len(rows) > len(new_rows):
         out.append(effects.RoomChanged(partition.partition_id))  # a version may have gone
     reply = pb.CommitReply()

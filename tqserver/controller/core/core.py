@@ -289,6 +289,10 @@ class Core:
         """Says whether a claim is a rank's, and is given next what another rank's claim made for it."""
         return ranks.is_made(self._state, request)
 
+    def rows_wanted(self, request: controller_pb2.ClaimRequest) -> int:
+        """Returns how many samples must be ready for a claim, at least, if nothing else changes; 0: unknown."""
+        return ranks.rows_wanted(self._state, request)
+
     def demand(self, request: controller_pb2.CommitRequest | controller_pb2.AcquirePermitRequest) -> Demand:
         """Says which limits a put or a permit draws on, and which of them hold it back now.
 

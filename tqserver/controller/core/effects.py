@@ -48,9 +48,15 @@ class SessionEnded:
 
 @dataclass(frozen=True, slots=True)
 class ReadinessChanged:
-    """Claims that wait on this partition may be grantable now, or never again."""
+    """Claims that wait on this partition may be grantable now, or never again.
+
+    Attributes:
+        partition_id: of the partition.
+        by_count: nothing changed but how many samples are ready: those alone that so many can meet.
+    """
 
     partition_id: int
+    by_count: bool = False
 
 
 @dataclass(frozen=True, slots=True)

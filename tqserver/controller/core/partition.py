@@ -15,6 +15,7 @@ from tqclient.wire.v1 import controller_pb2
 from tqserver.controller.core.arrays import distinct
 from tqserver.controller.core.changes import Changes, removed
 from tqserver.controller.core.consumer import CONSUMED, DEAD, LEASED, OPEN, STALE, SURPLUS, Consumer
+from tqserver.controller.core.effects import ReadinessChanged
 from tqserver.controller.core.permits import Admitted
 from tqserver.controller.core.samples import SampleTable, Slots
 from tqserver.controller.core.tags import UNABORTED
@@ -313,6 +314,10 @@ class Partition:
     def count_delivered(self, consumer: Consumer, slots: Slots, sign: int = 1) -> None:
         """Samples are granted to a consumer, or taken back (-1); those that it was given before do not count."""
         self.admitted.delivered += sign * (len(slots) - int(np.count_nonzero(consumer.attempts[slots])))
+
+    def rows_changed(self) -> ReadinessChanged:
+        """Returns what says that samples became ready, or are so no longer. The last ones may be the end of a claim."""
+        return ReadinessChanged(self.partition_id, by_count=not self.sealed)
 
     # Capacity.
 

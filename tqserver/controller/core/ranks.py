@@ -16,7 +16,7 @@ from tqserver.controller.core.consumer import CONSUMED, Consumer
 from tqserver.controller.core.partition import Partition
 from tqserver.controller.core.rows import blocks_of, write_rows
 from tqserver.controller.core.runs import shorten
-from tqserver.controller.core.samplers import SeqlenBalanced
+from tqserver.controller.core.samplers import SeqlenBalanced, sampler_of
 from tqserver.controller.core.samples import Slots
 from tqserver.controller.core.sessions import Claim, Membership
 from tqserver.controller.core.shares import ORPHAN_LEASES, RankGroup, Replica, Share, Sizes
@@ -171,6 +171,22 @@ def is_made(state: State, request: pb.ClaimRequest) -> bool:
     ranks = None if consumer is None else consumer.ranks
     replica = None if ranks is None else ranks.replicas.get(request.topology.dp_rank)
     return replica is not None and replica.next_of(request.topology.member) is not None
+
+
+def rows_wanted(state: State, request: pb.ClaimRequest) -> int:
+    """Returns how many samples must be ready for a claim that waits, at the least, while nothing changes but that.
+
+    0: that cannot be told.
+    """
+    if request.max_tokens:
+        return 0
+    if not request.HasField("topology") or not isinstance(sampler_of(request)[0], SeqlenBalanced):
+        return request.batch_size
+    partition = state.partitions.get(request.partition_id)
+    consumer = None if partition is None else partition.consumers.get(request.consumer)
+    ranks = None if consumer is None else consumer.ranks
+    dp_ranks = request.topology.dp if ranks is None else len(ranks.active(request.topology.dp_rank))
+    return request.batch_size * dp_ranks
 
 
 class _Plan(NamedTuple):
@@ -335,7 +351,7 @@ def end_membership(state: State, ended: Claim, now: float, out: Effects, *, cons
             slots = partition.samples.find(share.ids)
             consumer.move(slots[slots >= 0], CONSUMED)
     _drop_settled(state, replica, ranks.sizes.members, now, out)
-    out.append(effects.ReadinessChanged(partition.partition_id))
+    out.append(partition.rows_changed() if consumed else effects.ReadinessChanged(partition.partition_id))
 
 
 def _drop_settled(state: State, replica: Replica, members: int, now: float, out: Effects) -> None:

@@ -25,7 +25,7 @@ def clear(state: State, request: pb.ClearRequest, now: float, out: Effects) -> p
     state.emptied(state.blocks.drop_references(partition.remove(slots)), now, out)
     for consumer in partition.consumers.values():
         ranks.forget(partition, consumer)
-    out += (effects.RoomChanged(partition.partition_id), effects.ReadinessChanged(partition.partition_id))
+    out += (effects.RoomChanged(partition.partition_id), partition.rows_changed())
     return pb.ClearReply(ids=pack_array(ids, I64))
 
 
@@ -55,5 +55,5 @@ def set_tags(state: State, request: pb.SetTagsRequest, now: float, out: Effects)
     for consumer in partition.everyone():
         consumer.refresh(slots)
         partition.drop_broken_groups(consumer, slots)
-    out.append(effects.ReadinessChanged(partition.partition_id))
+    out.append(partition.rows_changed())
     return pb.SetTagsReply()
