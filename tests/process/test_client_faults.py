@@ -13,7 +13,9 @@ import pytest
 import torch
 
 import tqclient as tq
+from tests.faults.probe import node_probe
 from tests.harness.supervisor import Supervisor, wait_until
+from tqclient.limits import MIB
 from tqserver.local import LocalCluster
 
 CONSUMER = """
@@ -46,6 +48,27 @@ def test_calls_go_on_over_restarts_of_both_daemons(transport: str) -> None:
         held.ack()
         assert part.describe().counts["actor"]["consumed"] == 1
         assert part.describe().samples == 7
+
+
+def test_what_was_put_and_cleared_right_before_a_kill_of_the_controller_comes_back() -> None:
+    with (
+        LocalCluster(storage_nodes=1, arena="64MiB", session_lease=1, prefault=False) as cluster,
+        tq.connect(cluster.address, timeout=20) as client,
+        node_probe(cluster.storage[0].address) as probe,
+    ):
+        part = client.create_partition("part")
+        for _ in range(4):
+            part.clear(part.put({"x": torch.zeros((1, 3 * MIB), dtype=torch.uint8)}))
+            cluster.controller.kill()  # the node has not heard that anything was sealed, as a rule
+            cluster.controller.restart()
+        cluster.wait_attached()
+
+        def used_bytes() -> int:
+            described = probe.describe()
+            return described.sealed_bytes + described.reserved_bytes + described.quarantined_bytes
+
+        wait_until(lambda: used_bytes() == 0, timeout=10, what="all bytes are free while the client lives")
+        assert client.describe().sessions == 1
 
 
 @pytest.mark.parametrize("transport", ["shm", "grpc"])

@@ -255,6 +255,7 @@ class Links:
         sync = pb.NodeSync(
             extents=pack_array(extents, U64),
             sessions=pack_array(sessions, U64),
+            committed=pack_array(self._core.committed(link.arena), U64),
             grace_ms=self._core.grace_ms(self._clock()),
         )
         link.start(pb.NodeOrder(sequence=self._core.sequence, sync=sync))

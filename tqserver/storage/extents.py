@@ -395,12 +395,21 @@ class Allocator:
             window.length = run.end - window.offset
             self._open(window, run)
 
-    def sync(self, extents: Iterable[Extent], sessions: Iterable[int], *, now: float, keep: bool = False) -> Outcome:
+    def sync(
+        self,
+        extents: Iterable[Extent],
+        sessions: Iterable[int],
+        committed: Iterable[tuple[int, int, int]] = (),
+        *,
+        now: float,
+        keep: bool = False,
+    ) -> Outcome:
         """Takes over the controller's whole truth: what is neither sealed nor reserved by a live session is freed.
 
         Args:
             extents: every one that is sealed.
             sessions: every one that is live.
+            committed: generation, start and end of bytes that were ever committed, live or not.
             now: as for `end_session`.
             keep: extents that the controller does not know stay sealed; the caller is to `free` them later.
 
@@ -410,13 +419,29 @@ class Allocator:
         truth = {extent.offset: extent for extent in extents}
         gone = [extent for extent in self._extents.values() if truth.get(extent.offset) != extent]
         if not keep:
-            self.free(gone)
+            self.free(gone)  # ahead of the seals, which may need their bytes
         outcome = self.seal(truth[offset] for offset in sorted(truth))
-        outcome.kept += gone if keep else []
+        unheard = self._unheard(committed)
+        self.seal(unheard)
+        if keep:
+            outcome.kept += gone + unheard
+        else:
+            self.free(unheard)
         live = set(sessions)
         for session in [session for session in self._by_session if session not in live]:
             self.end_session(session, now=now)
         return outcome
+
+    def _unheard(self, committed: Iterable[tuple[int, int, int]]) -> list[Extent]:
+        """Returns what was committed and lies in windows yet: the orders that it was sealed and freed were lost."""
+        found = []
+        for generation, start, end in committed:
+            window = self._windows.get(generation)
+            for run in window.runs if window is not None else ():
+                first, last = max(start, run.start), min(end, run.end)
+                if first < last:
+                    found.append(Extent(first, last - first, generation, run.partition))
+        return found
 
     def _open(self, window: Window, run: Run) -> None:
         """Takes in the next run of a window, which the ledger remembers."""

@@ -114,7 +114,8 @@ class Node:
     def _sync(self, sync: pb.NodeSync, sequence: int) -> None:
         sessions = unpack_array(sync.sessions, U64, what="sessions").tolist()
         keep = self._synced and sync.grace_ms > 0  # a node that was just started has sealed nothing itself
-        outcome = self._allocator.sync(_extents(sync.extents), sessions, now=self._now(), keep=keep)
+        committed = unpack_array(sync.committed, U64, what="committed", columns=3).tolist()
+        outcome = self._allocator.sync(_extents(sync.extents), sessions, committed, now=self._now(), keep=keep)
         if self._freeing is not None:
             self._freeing.cancel()  # what it was to free was freed just now, or is kept for longer
         loop = asyncio.get_running_loop()

@@ -57,6 +57,21 @@ def test_the_latest_windows_are_remembered() -> None:
     assert refused(windows, extent(limits.RETIRED_WINDOWS_MAX + 1))
 
 
+def test_what_was_committed_is_told_whether_it_lives_or_not() -> None:
+    windows = Windows()
+    first, next_to_it, apart = extent(1), extent(1, LENGTH), extent(1, 3 * LENGTH)
+    for each in (first, next_to_it, apart):
+        windows.add(each)
+    windows.remove(next_to_it)
+    go_round(windows, range(2, 4))
+    windows.add(Extent("other", 5, 0, LENGTH, 9))
+    merged = [1, first.offset, next_to_it.end], [1, apart.offset, apart.end]
+    retired = [[generation, extent(generation).offset, extent(generation).end] for generation in (2, 3)]
+    assert windows.committed(ARENA).tolist() == [*merged, *retired]
+    assert windows.committed(5).tolist() == [[9, 0, LENGTH]]
+    assert windows.committed(6).shape == (0, 3)
+
+
 @pytest.mark.parametrize("through_snapshot", [False, True])
 def test_every_range_of_an_empty_window_is_remembered(through_snapshot: bool) -> None:
     generation = (1 << 64) - 1

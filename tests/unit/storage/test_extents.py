@@ -227,6 +227,34 @@ def test_sync_frees_what_the_controller_does_not_know() -> None:
     assert not made.may_read(lost.offset, 1, lost.generation)
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_sync_frees_what_was_committed_and_freed_unheard(keep: bool) -> None:
+    made = allocator()
+    window = made.reserve(1, 5, 8192)
+    whole = made.reserve(1, 5, 4096)
+    other = made.reserve(2, 5, 4096)
+    at, generation = window.offset, window.generation
+    live = Extent(at + 1024, 500, generation, 5)  # its order was lost, too
+    committed = [
+        (generation, at, at + 2048),
+        (generation, at + 3072, at + 4096),
+        (whole.generation, whole.offset, whole.offset + 4096),
+        (generation + 1000, at, at + 8192),  # a window that is no more
+    ]
+    for _ in range(2):  # the link breaks again
+        outcome = made.sync([live], [1, 2], committed, now=0, keep=keep)
+        assert not outcome.late + outcome.adopted + outcome.conflicts
+        assert made.usage().sealed == 512 + (7680 - 1024 if keep else 0)
+        assert made.usage().reserved == 8192 - 3072 + 4096
+        assert made.usage().quarantined == 0
+    made.free(outcome.kept)
+    assert made.usage().sealed == 512
+    assert made.may_write(1, generation, at + 2048, 1024)
+    assert not made.may_write(1, generation, at + 2047, 10)
+    assert made.may_write(2, other.generation, other.offset, 4096)
+    assert not made.has_window(1, whole.generation)
+
+
 def test_a_window_may_be_closed_after_a_restart_that_forgot_its_sealed_end() -> None:
     ledger = MemoryLedger()
     made = allocator(ledger=ledger)

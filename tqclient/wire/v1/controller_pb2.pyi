@@ -869,14 +869,16 @@ class NodeOrder(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., sync: _Optional[_Union[NodeSync, _Mapping]] = ..., sealed: _Optional[_Union[ExtentsSealed, _Mapping]] = ..., freed: _Optional[_Union[ExtentsFreed, _Mapping]] = ..., sessions: _Optional[_Union[SessionsChanged, _Mapping]] = ...) -> None: ...
 
 class NodeSync(_message.Message):
-    __slots__ = ("extents", "sessions", "grace_ms")
+    __slots__ = ("extents", "sessions", "grace_ms", "committed")
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     GRACE_MS_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
     extents: bytes
     sessions: bytes
     grace_ms: int
-    def __init__(self, extents: _Optional[bytes] = ..., sessions: _Optional[bytes] = ..., grace_ms: _Optional[int] = ...) -> None: ...
+    committed: bytes
+    def __init__(self, extents: _Optional[bytes] = ..., sessions: _Optional[bytes] = ..., grace_ms: _Optional[int] = ..., committed: _Optional[bytes] = ...) -> None: ...
 
 class ExtentsSealed(_message.Message):
     __slots__ = ("extents",)

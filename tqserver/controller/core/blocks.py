@@ -150,6 +150,22 @@ class Windows:
         if window.live == 0:
             self._retire(_KEY.pack(*key), self._live.pop(key).packed())
 
+    def committed(self, arena: int) -> NDArray[np.uint64]:
+        """Returns uint64 [n, 3] (generation, start, end): what was committed in an arena and is remembered."""
+        rows: list[int] = []
+        for (of, generation), window in self._live.items():
+            if of == arena:
+                for start, end in zip(window.starts, window.ends, strict=True):
+                    rows += (generation, start, end)
+        for key, packed in self.retired.items():
+            of, generation = _KEY.unpack(key)
+            if of == arena:
+                values = struct.unpack(f"<{len(packed) // 8}Q", packed)
+                half = len(values) // 2
+                for start, end in zip(values[:half], values[half:], strict=True):
+                    rows += (generation, start, end)
+        return np.array(rows, np.uint64).reshape(-1, 3)
+
     def to_tree(self) -> list[Any]:
         """Returns what a snapshot keeps beside `retired`."""
         live = [[*key, list(window.starts), list(window.ends), window.live] for key, window in self._live.items()]

@@ -442,6 +442,10 @@ class Core:
         sessions = np.fromiter(self._state.leases.sessions, dtype=np.uint64)
         return self._state.blocks.extents_of(node, arena), sessions
 
+    def committed(self, arena: int) -> NDArray[np.uint64]:
+        """Returns uint64 [n, 3] (generation, start, end): bytes that were ever committed in windows of an arena."""
+        return self._state.blocks.windows.committed(arena)
+
     def grace_ms(self, now: float) -> int:
         """Returns for how long a node is to keep what it has sealed and `node_sync` does not name, in milliseconds."""
         return int(self._state.blocks.grace_left(now) * 1000)
