@@ -106,8 +106,9 @@ class ShmTransport(SessionWriter):
             take=mapping.lock_session, drop=mapping.unlock_session, end=lambda: close_arena(mapping)
         )
         self.arena = mapping.header.arena
+        name = contact.description.name  # without an address: the mapping outlives it
         self.reason = "; ".join(
-            (f"same host: {mapping.path} holds the arena {self.arena:016x} of {contact.peer}", *contact.refusals)
+            (f"same host: {mapping.path} holds the arena {self.arena:016x} of storage node {name!r}", *contact.refusals)
         )
 
     @contextmanager
