@@ -227,6 +227,30 @@ def test_a_journal_older_than_what_a_node_has_seen_is_refused(daemon: Controller
     node.close()
 
 
+def test_a_node_of_another_controller_does_not_end_this_one(daemon: Controller) -> None:
+    daemon.start()
+    node = daemon.node(arena=7)
+    assert node.next_order().HasField("sync")
+    for _ in range(3):
+        stranger = daemon.node(name="stranger", arena=8, seen=1_000_000)
+        with pytest.raises(
+            errors.UnsupportedVersion, match="it knows nothing of that arena: this is another controller's node"
+        ):
+            stranger.next_order()
+        stranger.close()
+    client = daemon.client()
+    client.commit(client.create(), 1)
+    assert node.next_order().HasField("sessions")  # it is attached still
+    assert daemon.child.running
+    assert daemon.child.stderr.count("it knows nothing of that arena") == 1
+    node.close()
+    node = daemon.node(arena=7, seen=1_000_000)  # its own node
+    with pytest.raises(errors.UnsupportedVersion, match="restored from an older file"):
+        node.next_order()
+    assert daemon.child.wait(timeout=10) == 3
+    node.close()
+
+
 def test_a_damaged_journal_is_refused_by_name(daemon: Controller) -> None:
     daemon.start()
     client = daemon.client()

@@ -24,6 +24,8 @@ ORDER_EXTENTS_MAX: Final = 65_536
 GATHER_S: Final = 0.005
 """So long may an order about extents wait for others: nobody waits for it, and what it takes to send one would delay
 the replies to the very calls that brought it about."""
+TOLD_MAX: Final = 1024
+"""Arenas that are remembered because the refusal of their node was logged."""
 
 _log = logs.get("controller.links")
 
@@ -136,7 +138,7 @@ class Links:
         self._accept_data_loss = accept_data_loss
         self._links: dict[str, _Link] = {}
         self._changes = 0
-        self._told: set[int] = set()  # arenas of namesakes that were refused, and that the log has
+        self._told: set[int] = set()  # arenas of nodes that were refused, and that the log has
         self._closed = False
 
     @property
@@ -177,7 +179,7 @@ class Links:
 
         Raises:
             InvalidArgument: the node does not introduce itself properly.
-            UnsupportedVersion: it has seen a higher sequence than this controller has.
+            UnsupportedVersion: it has seen a higher sequence than this controller has; see `_has_seen_more`.
             Unavailable: another node of that name is attached, or another link of this node replaced this one, or it
                 did not keep up, or the controller ends.
         """
@@ -216,15 +218,30 @@ class Links:
         self._core.check(journal_pb2.Command(attach_node=hello))
         self._refuse_namesake(hello.node)
         if hello.seen_sequence > self._core.sequence:
-            message = (
-                f"node {hello.node.name!r} has seen sequence {hello.seen_sequence}, but this controller's journal ends "
-                f"with {self._core.sequence}: it was restored from an older file"
+            self._has_seen_more(hello)
+        return hello
+
+    def _has_seen_more(self, hello: pb.NodeHello) -> None:
+        """Refuses a node that has seen more than this controller knows, and ends that, unless the node is another's."""
+        message = (
+            f"node {hello.node.name!r} has seen sequence {hello.seen_sequence}, but this controller's journal ends "
+            f"with {self._core.sequence}"
+        )
+        nodes = self._core.describe().nodes
+        if nodes and hello.node.arena not in [node.arena for node in nodes]:
+            reason = (
+                ", and it knows nothing of that arena: this is another controller's node, or this one was restored "
+                "from a file of before the node came. Correct its --controller, or remove its arena file"
             )
-            _log.error(message, accepted=self._accept_data_loss)
+        else:
+            reason = ": it was restored from an older file"
             if not self._accept_data_loss:
                 self._lost_data()
-                raise UnsupportedVersion(f"{message}. Start it with --accept-data-loss to go on without the rest")
-        return hello
+        self._log_once(hello.node, message + reason, accepted=self._accept_data_loss)
+        if not self._accept_data_loss:
+            raise UnsupportedVersion(
+                f"{message}{reason}. Start the controller with --accept-data-loss to go on without the rest"
+            )
 
     def _refuse_namesake(self, node: pb.Node) -> None:
         """A node that was started anew has its former arena, or its former life's link has ended, or will soon."""
@@ -237,10 +254,16 @@ class Links:
             f"a node {node.name!r} is attached already, at {at} with another arena: give each node a name of its own; "
             "if that one is gone, this one is let in as soon as its link has ended"
         )
-        if node.arena not in self._told:  # it will try twice a second
-            self._told.add(node.arena)
-            _log.error(message, address=node.address)
+        self._log_once(node, message)
         raise Unavailable(message)
+
+    def _log_once(self, node: pb.Node, message: str, **facts: object) -> None:
+        """Logs why a node is refused, once: it tries twice a second."""
+        if node.arena not in self._told:
+            if len(self._told) >= TOLD_MAX:
+                self._told.clear()
+            self._told.add(node.arena)
+            _log.error(message, address=node.address, **facts)
 
     def _open(self, link: _Link, hello: pb.NodeHello) -> None:
         if self._closed:
