@@ -167,8 +167,8 @@ def connect(
 
     Raises:
         InvalidArgument: no address, or an argument is off.
-        Unavailable: the controller did not answer in time.
-        Unauthenticated: it refused the token or the certificate.
+        Unavailable: the controller did not answer in time, or one side refused the other's certificate.
+        Unauthenticated: it refused the token.
         UnsupportedVersion: it does not speak this client's version.
         TransportUnavailable: the transport that was required cannot be had; says why.
     """

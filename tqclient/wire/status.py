@@ -49,6 +49,15 @@ _BY_STATUS: Final[dict[grpc.StatusCode, type[TQError]]] = {
     grpc.StatusCode.UNIMPLEMENTED: errors.UnsupportedVersion,
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidArgument,
 }
+_HINTS: Final = (
+    # What gRPC says of a connection that came about, and what is most likely behind it.
+    (
+        "Socket closed",
+        "whoever listens there hung up: it may speak TLS, or want a certificate that its CA has signed and that has "
+        "not expired",
+    ),
+    ("WRONG_VERSION_NUMBER", "whoever listens there does not speak TLS"),
+)
 
 
 def _row_of(error: TQError) -> _Row:
@@ -100,4 +109,11 @@ def from_rpc_error(error: grpc.RpcError, *, peer: str) -> TQError:
     status = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
     details = error.details() if hasattr(error, "details") else str(error)
     cls = _BY_STATUS.get(status, errors.InternalError)
-    return cls(f"{peer}: {status.name}: {details}")
+    return cls(f"{peer}: {status.name}: {details}{_hint(details)}")
+
+
+def _hint(details: str | None) -> str:
+    """Returns what is to be said of a connection that failed, beyond gRPC's words."""
+    if not details or "failed to connect" not in details:
+        return ""
+    return next((f" ({hint})" for words, hint in _HINTS if words in details), "")

@@ -126,7 +126,8 @@ def test_calls_of_an_asyncio_client_carry_the_token(access: Access, service: Ser
 def test_plain_text_does_not_reach_a_server_that_speaks_tls(access: Access, service: Service) -> None:
     other = Access(access.address, access.token, None if access.tls else TLS())
     channels = Channels(other.address, other.channel)
-    with pytest.raises(Unavailable):
+    why = "speak TLS, or want a certificate" if access.tls else "does not speak TLS"
+    with pytest.raises(Unavailable, match=rf"\(whoever listens there .*{why}"):
         run_sync(describe(), channels)
     assert service.tokens == []
     for channel in channels.take_all():
