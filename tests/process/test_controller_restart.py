@@ -216,6 +216,9 @@ def test_a_data_directory_that_cannot_be_is_called_so(daemon: Controller, tmp_pa
 
 def test_a_journal_older_than_what_a_node_has_seen_is_refused(daemon: Controller) -> None:
     daemon.start()
+    node = daemon.node()
+    assert node.next_order().HasField("sync")
+    node.close()
     node = daemon.node(seen=1_000_000)
     with pytest.raises(errors.UnsupportedVersion, match="restored from an older file"):
         node.next_order()
@@ -227,12 +230,24 @@ def test_a_journal_older_than_what_a_node_has_seen_is_refused(daemon: Controller
     node.close()
 
 
-def test_a_node_of_another_controller_does_not_end_this_one(daemon: Controller) -> None:
+def test_a_journal_that_is_new_where_a_node_is_not_is_refused(daemon: Controller) -> None:
+    """However little the node has seen: it would free all of its blocks."""
+    daemon.start()
+    node = daemon.node(seen=1)
+    with pytest.raises(errors.UnsupportedVersion, match="knows of no arena: it is a new file"):
+        node.next_order()
+    assert daemon.child.wait(timeout=10) == 3
+    node.close()
+
+
+@pytest.mark.parametrize("seen", [1_000_000, 1], ids=["more", "less"])
+def test_a_node_of_another_controller_keeps_its_blocks_and_does_not_end_this_one(daemon: Controller, seen: int) -> None:
+    """With either history: one of a shorter one would free all that it has."""
     daemon.start()
     node = daemon.node(arena=7)
     assert node.next_order().HasField("sync")
     for _ in range(3):
-        stranger = daemon.node(name="stranger", arena=8, seen=1_000_000)
+        stranger = daemon.node(name="stranger", arena=8, seen=seen)
         with pytest.raises(
             errors.UnsupportedVersion, match="it knows nothing of that arena: this is another controller's node"
         ):

@@ -179,7 +179,7 @@ class Links:
 
         Raises:
             InvalidArgument: the node does not introduce itself properly.
-            UnsupportedVersion: it has seen a higher sequence than this controller has; see `_has_seen_more`.
+            UnsupportedVersion: what its arena was told is not of this controller's journal; see `_check_history`.
             Unavailable: another node of that name is attached, or another link of this node replaced this one, or it
                 did not keep up, or the controller ends.
         """
@@ -217,24 +217,31 @@ class Links:
         hello = first.hello
         self._core.check(journal_pb2.Command(attach_node=hello))
         self._refuse_namesake(hello.node)
-        if hello.seen_sequence > self._core.sequence:
-            self._has_seen_more(hello)
+        if hello.seen_sequence:
+            self._check_history(hello)
         return hello
 
-    def _has_seen_more(self, hello: pb.NodeHello) -> None:
-        """Refuses a node that has seen more than this controller knows, and ends that, unless the node is another's."""
+    def _check_history(self, hello: pb.NodeHello) -> None:
+        """Refuses a node whose arena was told more than this controller knows, or was told it by another one.
+
+        When the journal must be an older one, the controller ends, too. A node of another controller is refused alone:
+        it would free all of its blocks, of which this one knows nothing.
+        """
+        known = self._core.arenas
+        is_known = hello.node.arena in known
+        if is_known and hello.seen_sequence <= self._core.sequence:
+            return
         message = (
             f"node {hello.node.name!r} has seen sequence {hello.seen_sequence}, but this controller's journal ends "
             f"with {self._core.sequence}"
         )
-        nodes = self._core.describe().nodes
-        if nodes and hello.node.arena not in [node.arena for node in nodes]:
+        if known and not is_known:
             reason = (
                 ", and it knows nothing of that arena: this is another controller's node, or this one was restored "
                 "from a file of before the node came. Correct its --controller, or remove its arena file"
             )
         else:
-            reason = ": it was restored from an older file"
+            reason = ": it was restored from an older file" if is_known else " and knows of no arena: it is a new file"
             if not self._accept_data_loss:
                 self._lost_data()
         self._log_once(hello.node, message + reason, accepted=self._accept_data_loss)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -117,6 +117,11 @@ class Core:
     def topology_version(self) -> int:
         """Changes of the set of storage nodes."""
         return self._state.topology_version
+
+    @property
+    def arenas(self) -> Mapping[int, str]:
+        """Every arena that ever attached → the name of its node."""
+        return self._state.arenas
 
     # Commands.
 
