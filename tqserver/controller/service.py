@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from tqclient import limits
 from tqclient.errors import LeaseExpired, Unavailable
-from tqclient.wire.packing import U64, unpack_array
 from tqclient.wire.v1 import common_pb2, controller_pb2_grpc, journal_pb2
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver.controller.calls import DEADLINE_MARGIN_S, Calls
@@ -227,7 +226,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
     # Leases.
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
-        pins = unpack_array(request.dropped_pins, U64, what="dropped_pins").tolist()
+        pins = validate.dropped_pins(request.dropped_pins)
         self._core.hold_pins(request.session, unpack_array(request.held_pins, U64, what="held_pins", columns=2))
         lease_ms, effects = self._core.heartbeat(request.session, pins, self._clock())
         self._pipeline.dispatch(effects)
@@ -242,7 +241,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
 
     async def Locate(self, request: pb.LocateRequest, context: Any) -> pb.LocateReply:
         now = self._clock()
-        pins = unpack_array(request.dropped_pins, U64, what="dropped_pins").tolist()
+        pins = validate.dropped_pins(request.dropped_pins)
         # A repeat takes the pin of the try before it, whose reply nobody got.
         self._pipeline.dispatch(self._core.drop_pins(request.session, [*pins, request.pin], now))
         reply = self._core.locate(request, now)

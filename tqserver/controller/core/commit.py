@@ -13,7 +13,7 @@ from tqclient.arrays import spread
 from tqclient.errors import DuplicateKey, InvalidArgument, LeaseExpired, Sealed
 from tqclient.schema import join
 from tqclient.wire.v1 import controller_pb2 as pb
-from tqserver.controller.core import admission, changes, effects, validate
+from tqserver.controller.core import admission, changes, effects, forms, validate
 from tqserver.controller.core.blocks import BlockRecord, sealed_effects
 from tqserver.controller.core.partition import Partition
 from tqserver.controller.core.runs import write_ids
@@ -249,8 +249,8 @@ def _write(state: State, partition: Partition, put: validate.Commit, plan: _Plan
 def _set_lengths(partition: Partition, put: validate.Commit, slots: Slots | slice, plan: _Plan) -> None:
     samples = partition.samples
     for field, (form, _) in put.fields.items():
-        dense = dict(validate.dense_lengths(field, form))
-        for path in validate.ragged_paths(field, samples.columns[field].form):
+        dense = dict(forms.dense_lengths(field, form))
+        for path in forms.ragged_paths(field, samples.columns[field].form):
             if path in put.lengths:
                 samples.set_lengths(path, slots, plan.of_written(put.lengths[path]))
             elif path in dense:  # rows of one tensor joined a jagged column

@@ -57,6 +57,12 @@ REPLY_BYTES_PER_CLIENT_MAX: Final = 64 << 20
 """Beyond it, the oldest replies are forgotten: their requests are refused when repeated, never applied twice."""
 IDLE_CLIENTS_MAX: Final = 4_096
 """Clients without a live session whose replies are kept."""
+FORMS_BYTES_MAX: Final = 1 << 20
+"""Of all fields of a put: every reply that names the fields has them."""
+DELETED_KEYS_MAX: Final = 65_536
+"""Metadata keys that one request deletes."""
+DROPPED_PINS_MAX: Final = 1 << 20
+"""Read pins that one request drops."""
 RETIRED_WINDOWS_MAX: Final = 4_096
 """Windows without live extents that are remembered, so that none of their bytes can be committed again: about 1 MB. A
 large put has a window of its own, so all of them are soon in use; at 30 large puts a second they go back 2 minutes."""

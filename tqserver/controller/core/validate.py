@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -20,6 +20,7 @@ from tqclient.wire.v1 import common_pb2, controller_pb2
 from tqserver.controller.core import limits
 from tqserver.controller.core.arrays import are_distinct
 from tqserver.controller.core.blocks import Extent
+from tqserver.controller.core.forms import ragged_paths
 from tqserver.controller.core.policies import full_policy
 from tqserver.controller.core.samplers import OWN, Sampler, name_of, sampler_of
 from tqserver.controller.core.samples import LENGTH_UNKNOWN
@@ -41,12 +42,11 @@ def name(what: str, value: str) -> str:
     return value
 
 
-def names(what: str, values: Iterable[str], count_max: int) -> list[str]:
+def names(what: str, values: Sequence[str], count_max: int) -> list[str]:
     """Checks names that must differ from each other."""
-    given = list(values)
-    if len(given) > count_max:
-        raise InvalidArgument(f"{what}: {len(given)} names, at most {count_max}")
-    checked = [name(what, value) for value in given]
+    if len(values) > count_max:
+        raise InvalidArgument(f"{what}: {len(values)} names, at most {count_max}")
+    checked = [name(what, value) for value in values]
     if len(set(checked)) != len(checked):
         raise InvalidArgument(f"{what}: {next(v for v in checked if checked.count(v) > 1)!r} is named twice")
     return checked
@@ -107,6 +107,8 @@ def metadata(values: Any) -> None:
 def set_metadata(request: controller_pb2.SetMetadataRequest) -> None:
     """Checks a SetMetadataRequest."""
     metadata(request.set)
+    if len(request.delete) > limits.DELETED_KEYS_MAX:
+        raise InvalidArgument(f"metadata: {len(request.delete)} keys to delete, at most {limits.DELETED_KEYS_MAX}")
     if request.shard >= limits.SHARDS_MAX:
         raise InvalidArgument(f"shard {request.shard}: shards are numbered below {limits.SHARDS_MAX}")
     both = set(request.set) & set(request.delete)
@@ -156,6 +158,8 @@ def sample_keys(packed: common_pb2.Packed, *, rows: int | None = None) -> list[s
 
 def group_values(packed: common_pb2.Packed, *, rows: int | None = None) -> list[bytes]:
     """Unpacks groups, each a msgpack scalar; an empty string is no group."""
+    if len(packed.ends) // U32.itemsize > wire_limits.ROWS_PER_PUT_MAX:
+        raise InvalidArgument(f"groups: more than {wire_limits.ROWS_PER_PUT_MAX} of them")
     groups = unpack_blobs(packed, what="groups", rows=rows)
     for group in set(groups):
         if group and not isinstance(_unpack("groups", group), int | float | str | bytes):
@@ -163,6 +167,14 @@ def group_values(packed: common_pb2.Packed, *, rows: int | None = None) -> list[
         if len(group) > wire_limits.NAME_BYTES_MAX:
             raise InvalidArgument(f"groups: one has more than {wire_limits.NAME_BYTES_MAX} bytes")
     return groups
+
+
+def dropped_pins(data: bytes) -> list[int]:
+    """Unpacks read pins to drop."""
+    pins = unpack_array(data, U64, what="dropped_pins")
+    if len(pins) > limits.DROPPED_PINS_MAX:
+        raise InvalidArgument(f"dropped_pins: {len(pins)} of them, at most {limits.DROPPED_PINS_MAX}")
+    return list(pins.tolist())
 
 
 def tag_map(data: bytes) -> dict[Any, Any]:
@@ -251,6 +263,7 @@ def commit(request: controller_pb2.CommitRequest) -> Commit:
     rows = request.rows
     _row_count("rows of a put", rows, wire_limits.ROWS_PER_PUT_MAX)
     wait(request.wait_ms)
+    fields = _fields(request.fields)
     parsed = Commit(
         rows=rows,
         ids=distinct_ids(request.ids, rows=rows) if request.ids else None,
@@ -258,13 +271,12 @@ def commit(request: controller_pb2.CommitRequest) -> Commit:
         groups=group_values(request.groups, rows=rows) if request.HasField("groups") else None,
         versions=_versions(request),
         tags=tag_maps(request.tags, rows=rows) if request.HasField("tags") else None,
-        fields=_fields(request.fields),
+        fields=fields,
         blocks=_blocks(request.blocks, rows),
         skip=_skip(request),
         upsert=request.upsert,
-        lengths=_lengths(request),
+        lengths=_lengths(request, fields),
     )
-    _check_ragged(parsed)
     if parsed.ids is not None and (parsed.keys is not None or parsed.groups is not None):
         raise InvalidArgument("keys and groups come with new samples, not with ids")
     if parsed.keys is not None:
@@ -292,47 +304,32 @@ def _versions(request: controller_pb2.CommitRequest) -> NDArray[np.int64] | None
     return np.stack([low, high])
 
 
-def _lengths(request: controller_pb2.CommitRequest) -> dict[str, NDArray[np.uint32]]:
-    parsed = {
-        each.field: unpack_narrow(each.lengths, each.width, what=f"lengths of {each.field!r}", rows=request.rows)
-        for each in request.lengths
-    }
-    if len(parsed) != len(request.lengths):
-        raise InvalidArgument("lengths: a field is named twice")
+def _lengths(
+    request: controller_pb2.CommitRequest, fields: dict[str, tuple[Form, bytes]]
+) -> dict[str, NDArray[np.uint32]]:
+    known = {path for field, (form, _) in fields.items() for path in ragged_paths(field, form)}
+    parsed: dict[str, NDArray[np.uint32]] = {}
+    for each in request.lengths:
+        what = f"lengths of {each.field[: wire_limits.NAME_BYTES_MAX]!r}"
+        if each.field not in known:
+            raise InvalidArgument(f"{what}: that is no ragged field of this put")
+        if each.field in parsed:
+            raise InvalidArgument(f"{what}: the field is named twice")
+        parsed[each.field] = unpack_narrow(each.lengths, each.width, what=what, rows=request.rows)
+        if bool(np.any(parsed[each.field] == LENGTH_UNKNOWN)):
+            raise InvalidArgument(f"{what}: at most {LENGTH_UNKNOWN - 1}")
     return parsed
 
 
-def _check_ragged(put: Commit) -> None:
-    known = {path for field, (form, _) in put.fields.items() for path in ragged_paths(field, form)}
-    for path, lengths in put.lengths.items():
-        if path not in known:
-            raise InvalidArgument(f"lengths: {path!r} is no ragged field of this put")
-        if bool(np.any(lengths == LENGTH_UNKNOWN)):
-            raise InvalidArgument(f"lengths: {path!r}: at most {LENGTH_UNKNOWN - 1}")
-
-
-def ragged_paths(path: str, form: Form) -> Iterator[str]:
-    """Names the ragged fields in a form: itself, or children of structs (`images.pixels`)."""
-    if form.kind == "ragged":
-        yield path
-    for key, child in form.children:
-        yield from ragged_paths(f"{path}.{key}", child)
-
-
-def dense_lengths(path: str, form: Form) -> Iterator[tuple[str, int]]:
-    """Names the dense fields in a form whose rows have a leading dimension, likewise, each with that."""
-    if form.row_length is not None:
-        yield path, form.row_length
-    for key, child in form.children:
-        yield from dense_lengths(f"{path}.{key}", child)
-
-
-def _fields(fields: Iterable[controller_pb2.Field]) -> dict[str, tuple[Form, bytes]]:
+def _fields(fields: Sequence[controller_pb2.Field]) -> dict[str, tuple[Form, bytes]]:
+    if len(fields) > wire_limits.FIELDS_MAX:
+        raise InvalidArgument(f"fields: {len(fields)} of them, at most {wire_limits.FIELDS_MAX}")
+    size = sum(len(field.form) for field in fields)
+    if size > limits.FORMS_BYTES_MAX:
+        raise InvalidArgument(f"fields: forms of {size} bytes in all, at most {limits.FORMS_BYTES_MAX}")
     parsed = {name("field", field.name): (Form.from_bytes(field.form), field.form) for field in fields}
-    if not parsed or len(parsed) != len(list(fields)):
+    if not parsed or len(parsed) != len(fields):
         raise InvalidArgument("fields: at least one, and each once")
-    if len(parsed) > wire_limits.FIELDS_MAX:
-        raise InvalidArgument(f"fields: {len(parsed)} of them, at most {wire_limits.FIELDS_MAX}")
     return parsed
 
 
@@ -391,6 +388,8 @@ def claim(
         request: to check.
         chosen: while it is applied, what a user's sampler chose for it, if anything; that sampler may be gone: None.
     """
+    if len(request.fields) > wire_limits.FIELDS_MAX:
+        raise InvalidArgument(f"field: {len(request.fields)} names, at most {wire_limits.FIELDS_MAX}")
     _selection(request.consumer, tuple(request.fields), request.where)
     if request.batch_size or not request.max_tokens:
         _row_count("batch_size", request.batch_size, wire_limits.ROWS_PER_CLAIM_MAX)
@@ -444,6 +443,8 @@ def clear(request: controller_pb2.ClearRequest) -> None:
         raise InvalidArgument(f"samples to clear are selected in one way, not by {' and '.join(chosen)}")
     if chosen == ["prefix"] and not request.prefix:
         raise InvalidArgument("an empty prefix would select every key")
+    if len(request.tags) > wire_limits.TAGS_BYTES_MAX:
+        raise InvalidArgument(f"tags: {len(request.tags)} bytes, at most {wire_limits.TAGS_BYTES_MAX}")
     if chosen == ["tags"] and not tag_map(request.tags):
         raise InvalidArgument("an empty map of tags would select every sample")
     sample_ids(request.ids)

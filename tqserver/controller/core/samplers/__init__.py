@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgpack
 
 from tqclient.errors import InvalidArgument
+from tqclient.limits import TAGS_BYTES_MAX
 from tqclient.wire.v1 import controller_pb2
 from tqserver.controller.core.samplers.base import Sampler, SampleRequest
 from tqserver.controller.core.samplers.custom import Custom
@@ -54,6 +55,8 @@ def sampler_of(request: controller_pb2.ClaimRequest) -> tuple[Sampler, dict[str,
     sampler = SAMPLERS.get(name)
     if sampler is None:
         raise InvalidArgument(f"no sampler is called {name!r}; there are: {', '.join(sorted(SAMPLERS))}")
+    if len(named.params) > TAGS_BYTES_MAX:
+        raise InvalidArgument(f"sampler.params: {len(named.params)} bytes, at most {TAGS_BYTES_MAX}")
     try:
         params = msgpack.unpackb(named.params) if named.params else {}
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
