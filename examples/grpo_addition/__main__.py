@@ -12,6 +12,7 @@ take their place. In the end the workers' ledgers are compared with the partitio
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import tempfile
@@ -75,7 +76,17 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.seconds = 6.0
+    if not _can_be_written(arguments.out):  # found out in the end, it would hide what the audit says
+        parser.error(f"--out {arguments.out}: cannot be written; give a file that can")
     return arguments
+
+
+def _can_be_written(path: Path) -> bool:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)
 
 
 def run(arguments: argparse.Namespace, console: Console, folder: Path) -> int:

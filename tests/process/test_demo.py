@@ -96,3 +96,11 @@ def test_an_interrupt_ends_everything(no_leaks: None, start: Start, mark: str, t
     assert "Traceback" not in output
     wait_until(lambda: not processes_with(mark), seconds=5)
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("out", ["/proc/nowhere/demo.png", "/proc/version/demo.png", "/tmp"])
+def test_a_plot_that_cannot_be_written_is_refused_before_the_run(start: Start, out: str) -> None:
+    process = start("--out", out)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert printed.endswith(f"error: --out {out}: cannot be written; give a file that can\n")

@@ -103,7 +103,7 @@ def _checked(device: str | torch.device | int) -> torch.device:
     try:
         checked = torch.device(device)
         torch.empty(0, device=checked)
-    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+    except (RuntimeError, AssertionError, ImportError, TypeError, ValueError) as error:
         raise InvalidArgument(f"device={device!r:.80} is not there: {str(error).splitlines()[0]}") from None
     if checked.type == "meta":
         raise InvalidArgument("device='meta' holds no values")

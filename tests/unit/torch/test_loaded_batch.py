@@ -110,7 +110,7 @@ def test_without_a_device_nothing_is_touched(batch: LoadedBatch) -> None:
     assert mover.device is None
 
 
-@pytest.mark.parametrize("device", ["cuda:99", "nonesuch", "meta", 3.5])
+@pytest.mark.parametrize("device", ["cuda:99", "nonesuch", "meta", 3.5, "xla", "hpu", "privateuseone"])
 def test_an_absent_device_is_an_error(device: Any) -> None:
     with pytest.raises(InvalidArgument, match="device="):
         Mover(device, None)
