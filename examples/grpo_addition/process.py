@@ -32,7 +32,8 @@ def start(run: Run, kind: str, number: int) -> subprocess.Popen[bytes]:
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},  # seven processes share the cores
+            # Seven processes share the cores; none is to leave the empty cache of torch's compiler in /tmp.
+            env={"TORCHINDUCTOR_CACHE_DIR": str(run.folder / "inductor"), **os.environ, "OMP_NUM_THREADS": "1"},
             start_new_session=True,  # a Ctrl-C in the terminal is the parent's to handle
         )
 
