@@ -227,7 +227,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
         pins = validate.dropped_pins(request.dropped_pins)
-        self._core.hold_pins(request.session, unpack_array(request.held_pins, U64, what="held_pins", columns=2))
+        self._core.hold_pins(request.session, request.held_pins)
         lease_ms, effects = self._core.heartbeat(request.session, pins, self._clock())
         self._pipeline.dispatch(effects)
         return pb.HeartbeatReply(

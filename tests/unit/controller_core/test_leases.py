@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-import numpy as np
 import pytest
 
 from tests.model.driver import ARENA, LEASE, NODE, Driver, ids, unpack
 from tqclient import limits
 from tqclient.errors import InvalidArgument, LeaseExpired, UnsupportedVersion
+from tqclient.wire.packing import U64, pack_array
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import journal_pb2
 from tqserver.controller.core import BlockRecord, Core, NodeAttached, SessionEnded, SessionOpened
@@ -196,7 +196,7 @@ def test_pins_of_before_a_start_are_taken_again(driver: Driver, session: int) ->
     _clear(driver, session, p, 1)  # lingers for one lease
     held = [[1, blocks[1]], [1, blocks[1] + 100], [2, blocks[2]], [1 << 40, blocks[3]], [4, 12345]]
     for _ in range(2):  # a reply may be lost
-        driver.core.hold_pins(session, np.array(held, np.uint64))
+        driver.core.hold_pins(session, pack_array(held, U64))
     assert driver.core._state.leases.session(session).pins == {1: [blocks[1]], 2: [blocks[2]]}
     driver.now += LEASE
     driver.core.heartbeat(session, (), driver.now)
@@ -210,7 +210,7 @@ def test_pins_of_before_a_start_are_taken_again(driver: Driver, session: int) ->
     driver.believe(driver.core.drop_pins(session, [2], driver.now))
     assert driver.sealed == set()
     with pytest.raises(LeaseExpired):
-        driver.core.hold_pins(session + 100, np.array(held, np.uint64))
+        driver.core.hold_pins(session + 100, pack_array(held, U64))
 
 
 class _Unlooked(dict[int, BlockRecord]):

@@ -240,7 +240,7 @@ class Core:
         lease_ms = self._state.leases.renew(session, now)
         return lease_ms, self.drop_pins(session, dropped_pins, now)
 
-    def hold_pins(self, session: int, held: NDArray[Any]) -> None:
+    def hold_pins(self, session: int, held: bytes) -> None:
         """Takes read pins again that were given before a start; see `reads.hold`."""
         reads.hold(self._state, session, held)
 

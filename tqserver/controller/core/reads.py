@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from tqclient import limits as wire_limits
 from tqclient.errors import InvalidArgument, SampleNotFound
+from tqclient.wire.packing import U64, unpack_array
 from tqclient.wire.v1 import controller_pb2
 from tqserver.controller.core import limits, validate
 from tqserver.controller.core.partition import Partition
@@ -16,22 +14,22 @@ from tqserver.controller.core.samples import Slots
 from tqserver.controller.core.state import State
 
 
-def hold(state: State, session: int, held: NDArray[Any]) -> None:
+def hold(state: State, session: int, held: bytes) -> None:
     """Takes pins again: those of before a start died with the controller that gave them.
 
     Args:
         state: of the controller.
         session: that held them, and holds them yet.
-        held: uint64 [n, 2]: pin that the client chose, block that it covers. Pins that are held already and blocks that
-            are gone are passed over.
+        held: packed uint64 [n, 2]: pin that the client chose, block that it covers. Pins that are held already and
+            blocks that are gone are passed over.
 
     Raises:
         LeaseExpired: the session has ended.
-        InvalidArgument: it would hold too many pins.
+        InvalidArgument: it would hold too many pins, or these are malformed.
     """
     pins = state.leases.session(session).pins
     fresh: dict[int, list[int]] = {}
-    for pin, block_id in held.tolist():
+    for pin, block_id in unpack_array(held, U64, what="held_pins", columns=2).tolist():
         if pin not in pins and pin < limits.PIN_CHOSEN_MAX and state.blocks.get(block_id) is not None:
             fresh.setdefault(pin, []).append(block_id)
     if len(pins) + len(fresh) > limits.PINS_PER_SESSION_MAX:
