@@ -246,8 +246,10 @@ class Claimer:
                 value: Any = LoadedBatch(delivery.rows, delivery.columns, handle.step)
                 if how.transform is not None:
                     value = how.transform(value)
-            except BaseException:
+            except BaseException as error:
                 self.give_up(handle)
+                if isinstance(error, StopIteration):  # which would end the loop, as if all samples had been delivered
+                    raise RuntimeError("transform raised StopIteration") from error
                 raise
             return handle, value
 
