@@ -7,6 +7,7 @@ ninth Ctrl-C amid short calls did so. Hence the main thread has its calls made b
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -33,10 +34,9 @@ class Aside:
 
         What a signal raises meanwhile is raised at once; what runs goes on, and nobody hears what becomes of it.
         """
-        if threading.current_thread() is not threading.main_thread():
+        hand = self._take()
+        if hand is None:
             return what()
-        with self._lock:
-            hand = self._idle.pop() if self._idle else self._new()
         answer: SimpleQueue[tuple[BaseException | None, Any]] = SimpleQueue()
         hand.work.put((what, answer))
         failure, result = answer.get()
@@ -62,12 +62,20 @@ class Aside:
         for hand in hands:
             hand.join()
 
-    def _new(self) -> _Hand:
-        hand = _Hand(self._done)
-        if self._closed:
+    def _take(self) -> _Hand | None:
+        """Returns one that is free; None: who calls runs it itself, as at the interpreter's end, when threads stop."""
+        if threading.current_thread() is not threading.main_thread() or sys.is_finalizing():
+            return None
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+            try:
+                hand = _Hand(self._done)
+            except RuntimeError:  # no thread can be started any more: Python 3.12 says so from `atexit` on
+                return None
+            if not self._closed:
+                self._hands.append(hand)
             return hand
-        self._hands.append(hand)
-        return hand
 
     def _done(self, hand: _Hand) -> bool:
         """Takes back one that is free again; False: it is to end."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +26,16 @@ import tqclient as tq
 client = tq.connect(sys.argv[1])
 batch = client.partition("part").consumer("actor").claim(2, timeout=10)
 signal.pause()
+"""
+
+LEAVES_ALL_OPEN = """
+import sys
+import tqclient as tq
+client = tq.connect(sys.argv[1])
+part = client.create_partition("open", exist_ok=True)
+part.put({"x": [1, 2, 3, 4]})
+changes, batches = part.watch(), part.consumer("actor").batches(2)
+next(changes), next(batches)
 """
 
 
@@ -214,3 +226,13 @@ def test_closing_that_is_interrupted_leaves_no_channel_open(
         client._connection.channels.channel(cluster.address)
     client._connection.threads[0]._thread.join(10)
     client.close()
+
+
+@pytest.mark.parametrize("lane", ["on", "off"])
+def test_an_interpreter_ends_whatever_is_open(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, lane: str
+) -> None:
+    monkeypatch.setenv("TQ_LANE", lane)
+    command = [sys.executable, "-W", "ignore", "-c", LEAVES_ALL_OPEN, cluster.address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

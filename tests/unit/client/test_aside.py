@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -136,3 +137,18 @@ def test_results_errors_and_who_runs_it(aside: Aside) -> None:
     with ThreadPoolExecutor(1, "own") as threads:
         own = threads.submit(aside.run, lambda: threading.current_thread().name)
     assert own.result().startswith("own")
+
+
+def test_who_can_have_no_thread_runs_it_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    aside = Aside()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert aside.run(lambda: threading.current_thread().name) == "MainThread"
+    assert aside.run(lambda: threading.current_thread().name) == "tq-aside"
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "is_finalizing", lambda: True)  # those that there are have stopped
+        assert aside.run(lambda: threading.current_thread().name) == "MainThread"
+    aside.close()
