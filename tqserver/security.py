@@ -23,7 +23,7 @@ import grpc
 from tqclient.errors import InvalidArgument, Unauthenticated
 from tqclient.wire.addresses import host_of, is_loopback
 from tqclient.wire.pem import check_certificates, check_pair
-from tqserver.serving import abort_with
+from tqserver.boundary import abort_with
 
 HEALTH_PREFIX: Final = "/grpc.health.v1.Health/"
 RECHECK_S: Final = 1.0
