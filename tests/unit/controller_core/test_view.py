@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tqserver.controller.core.view import Bitmap
+from tqserver.controller.core.bitmap import Bitmap
 
 CAPACITY = 70
 SLOTS = st.lists(st.integers(0, CAPACITY - 1), unique=True, max_size=6)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tqclient.arrays import begins, spread
 from tqserver.controller.core.arrays import counted, distinct, grown
-from tqserver.controller.core.view import Bitmap
+from tqserver.controller.core.bitmap import Bitmap
 
 if TYPE_CHECKING:
     from tqserver.controller.core.samples import SampleTable

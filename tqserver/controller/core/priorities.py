@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqserver.controller.core.arrays import distinct, grown
-from tqserver.controller.core.view import Bitmap
+from tqserver.controller.core.bitmap import Bitmap
 
 FACTOR: Final = 2
 """A run is more than so many times as long as the next one; otherwise the two become one."""
