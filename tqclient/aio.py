@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient import lane, limits
+from tqclient import lane_search, limits
 from tqclient.aio_consumer import Batch, Consumer
 from tqclient.aio_lane import AioLane
 from tqclient.aio_permit import Permit
@@ -91,7 +91,7 @@ class Client:
         self._connection = connection
         self._state = connection.state
         self._loop = asyncio.get_running_loop()
-        by_lane = AioLane if lane.wanted() else None
+        by_lane = AioLane if lane_search.wanted() else None
         self._channels = Channels(connection.access.address, connection.access.aio_channel, lane=by_lane)
         self._finalizer = weakref.finalize(self, connection.close)
 

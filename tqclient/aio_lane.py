@@ -17,7 +17,8 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 
 from tqclient.errors import Unavailable
-from tqclient.lane import FIND_SECONDS, IDLE_MAX, Described, Search, is_away
+from tqclient.lane import IDLE_MAX, Described
+from tqclient.lane_search import CallTime, Search, is_away
 from tqclient.wire import lane as wire
 from tqclient.wire.v1 import lane_pb2
 from tqclient.wire.v1.lane_pb2_grpc import LaneStub
@@ -45,15 +46,19 @@ class AioLane:
         """Returns a method that goes by it while it is there; `over_grpc` is the same of a gRPC stub."""
         return AioMethod(self, described, over_grpc)
 
-    async def take(self) -> AioConnection | None:
-        """Returns a connection, which `put_back` or `drop` is then called with; None: call over gRPC."""
+    async def take(self, time_left: CallTime) -> AioConnection | None:
+        """Returns a connection, which `put_back` or `drop` is then called with; None: call over gRPC.
+
+        Args:
+            time_left: of the call that it is for; looking for the lane leaves some of it.
+        """
         while self._idle:
             connection = self._idle.pop()
             if connection.is_usable():
                 self._busy.add(connection)
                 return connection
             self.drop(connection)  # the daemon has ended; another one may be at its place
-        return await self._connect()
+        return await self._connect(time_left)
 
     def put_back(self, connection: AioConnection) -> None:
         """Keeps a connection whose call was answered for the next one."""
@@ -69,12 +74,12 @@ class AioLane:
         self.search.lost()
         connection.close()
 
-    async def _connect(self) -> AioConnection | None:
-        found = self.search.found or await self._find()
+    async def _connect(self, time_left: CallTime) -> AioConnection | None:
+        found = self.search.found or await self._find(time_left.to_find())
         if found is None:
             return None
         try:
-            connection = await asyncio.wait_for(AioConnection.open(found), FIND_SECONDS)
+            connection = await asyncio.wait_for(AioConnection.open(found), time_left.to_find())
         except _BROKEN as error:
             self.search.refused(error)
             return None
@@ -84,11 +89,11 @@ class AioLane:
         self._busy.add(connection)
         return connection
 
-    async def _find(self) -> lane_pb2.FindLaneReply | None:
+    async def _find(self, seconds: float) -> lane_pb2.FindLaneReply | None:
         if self._closed or not self.search.begin():
             return None
         try:
-            found: lane_pb2.FindLaneReply = await self._finder.Find(lane_pb2.FindLaneRequest(), timeout=FIND_SECONDS)
+            found: lane_pb2.FindLaneReply = await self._finder.Find(lane_pb2.FindLaneRequest(), timeout=seconds)
         except grpc.RpcError as error:
             self.search.failed(error)
             return None
@@ -182,12 +187,13 @@ class AioMethod(Described):
 
     async def __call__(self, request: Message, timeout: float | None = None) -> Any:
         """Calls; raises what a gRPC stub raises, or the `TQError` that this would have become."""
-        connection = await self._lane.take()
+        time_left = CallTime(timeout)
+        connection = await self._lane.take(time_left)
         if connection is None:
-            return await self._call_over_grpc(request, timeout)
+            return await self._call_over_grpc(request, time_left.left())
         answered = False
         try:
-            status, body = await connection.call(self.path, request.SerializeToString(), timeout)
+            status, body = await connection.call(self.path, request.SerializeToString(), time_left.left())
             answered = True
         except _BROKEN as error:
             reason = str(error) or "the time is over"

@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient import lane, limits
+from tqclient import lane, lane_search, limits
 from tqclient.arguments import text_of
 from tqclient.aside import Aside, Channel
 from tqclient.channel import TLS, Access, Channels
@@ -65,7 +65,7 @@ class Connection:
             raise InvalidArgument(f"tls={tls!r:.80}: expected a tq.TLS, or the path of the CA's certificate")
         self.access = Access(address, _token_of(token), tls or TLS.from_environment())
         self._aside = Aside()
-        self.channels = channels = Channels(address, self._open, lane=lane.Lane if lane.wanted() else None)
+        self.channels = channels = Channels(address, self._open, lane=lane.Lane if lane_search.wanted() else None)
         self.transport = prefer
         self.required = prefer != "auto"
         pool = BufferPool()

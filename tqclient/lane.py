@@ -6,8 +6,6 @@ itself; those that are free again are kept for the next ones.
 
 from __future__ import annotations
 
-import logging
-import os
 import secrets
 import select
 import socket
@@ -23,6 +21,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from tqclient.errors import InternalError, InvalidArgument, Unavailable
+from tqclient.lane_search import CallTime, Search, is_away, wanted
 from tqclient.wire import lane as wire
 from tqclient.wire.status import from_detail
 from tqclient.wire.v1 import common_pb2, lane_pb2
@@ -30,81 +29,15 @@ from tqclient.wire.v1.lane_pb2_grpc import LaneStub
 
 IDLE_MAX: Final = 4
 """Connections that are kept for the next calls."""
-FIND_SECONDS: Final = 0.25
-"""How long a call may be held up by looking for the lane."""
-FIND_AGAIN_SECONDS: Final = 30.0
-"""Between two looks for a lane that cannot be had; one that was lost is looked for at the next call."""
 PROBE_SECONDS: Final = 5.0
 """How long `why_not` waits to be told of a lane."""
 RECEIVE_BYTES: Final = 64 * 1024
 TakePreview = Callable[[bytes], None]
 """Takes a message that came ahead of a reply; must not raise."""
 
-_log = logging.getLogger(__name__)
-
-
-def wanted() -> bool:
-    """Whether daemons of this host are called by their lanes; `TQ_LANE=off` calls them over gRPC as well.
-
-    Raises:
-        InvalidArgument: it is neither on nor off.
-    """
-    word = os.environ.get("TQ_LANE") or "on"
-    if word not in ("on", "off"):
-        raise InvalidArgument(f"TQ_LANE={word!r}: expected on or off")
-    return word == "on"
-
 
 def _ignore(_: bytes) -> None:
     """Takes a preview, and makes no use of it."""
-
-
-class Search:
-    """What is known of where a daemon's lane is, and when to look for it again. Its owner locks.
-
-    Args:
-        clock: monotonic seconds.
-
-    Attributes:
-        found: what the daemon told; None: look for it.
-        answers: whether the daemon answered the last call over gRPC: who is silent is not looked for.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._looked_at = -FIND_AGAIN_SECONDS
-        self.found: lane_pb2.FindLaneReply | None = None
-        self.answers = False
-
-    def begin(self) -> bool:
-        """Says whether to ask the daemon now; it is noted that it was asked."""
-        now = self._clock()
-        if not self.answers or now - self._looked_at < FIND_AGAIN_SECONDS:
-            return False
-        self._looked_at = now
-        return True
-
-    def told(self, found: lane_pb2.FindLaneReply) -> lane_pb2.FindLaneReply | None:
-        """Takes the daemon's answer, and returns where the lane is, if there is one."""
-        self.found = found if found.name else None
-        return self.found
-
-    def failed(self, error: grpc.RpcError) -> None:
-        """Takes the failure of asking: a daemon that is away is asked again as soon as it answers."""
-        _log.debug("no lane: %s", error)
-        if is_away(error):
-            self.answers = False
-            self._looked_at = -FIND_AGAIN_SECONDS
-
-    def refused(self, error: Exception) -> None:
-        """Nobody listens where the lane was said to be, or lets one in: it is asked for again, in a while."""
-        _log.debug("no lane: %s", error)
-        self.found = None
-
-    def lost(self) -> None:
-        """A connection that was there is gone: another daemon may be in the place of that one."""
-        self.found = None
-        self._looked_at = -FIND_AGAIN_SECONDS
 
 
 class Lane:
@@ -127,15 +60,19 @@ class Lane:
         """Returns a method that goes by it while it is there; `over_grpc` is the same of a gRPC stub."""
         return Method(self, described, over_grpc)
 
-    def take(self) -> Connection | None:
-        """Returns a connection, which `put_back` or `drop` is then called with; None: call over gRPC."""
+    def take(self, time_left: CallTime) -> Connection | None:
+        """Returns a connection, which `put_back` or `drop` is then called with; None: call over gRPC.
+
+        Args:
+            time_left: of the call that it is for; looking for the lane leaves some of it.
+        """
         while True:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
                 if connection is not None:
                     self._busy.add(connection)
             if connection is None:
-                return self._connect()
+                return self._connect(time_left)
             if connection.is_usable():
                 return connection
             self.drop(connection)  # the daemon has ended; another one may be at its place
@@ -156,12 +93,12 @@ class Lane:
             self.search.lost()
         connection.close()
 
-    def _connect(self) -> Connection | None:
-        found = self.search.found or self._find()
+    def _connect(self, time_left: CallTime) -> Connection | None:
+        found = self.search.found or self._find(time_left.to_find())
         if found is None:
             return None
         try:
-            connection = Connection(found)
+            connection = Connection(found, time_left.to_find())
         except OSError as error:
             with self._lock:
                 self.search.refused(error)
@@ -173,12 +110,12 @@ class Lane:
         connection.close()
         return None
 
-    def _find(self) -> lane_pb2.FindLaneReply | None:
+    def _find(self, seconds: float) -> lane_pb2.FindLaneReply | None:
         with self._lock:
             if self._closed or not self.search.begin():
                 return None
         try:
-            found: lane_pb2.FindLaneReply = self._finder.Find(lane_pb2.FindLaneRequest(), timeout=FIND_SECONDS)
+            found: lane_pb2.FindLaneReply = self._finder.Find(lane_pb2.FindLaneRequest(), timeout=seconds)
         except grpc.RpcError as error:
             with self._lock:
                 self.search.failed(error)
@@ -210,7 +147,7 @@ def why_not(channel: grpc.Channel) -> str | None:
         found: lane_pb2.FindLaneReply = LaneStub(channel).Find(lane_pb2.FindLaneRequest(), timeout=PROBE_SECONDS)  # type: ignore[no-untyped-call,unused-ignore]
         if not found.name:
             return "it has no lane, as one that asks for tokens"
-        Connection(found).close()
+        Connection(found, CallTime().to_find()).close()
     except grpc.RpcError as error:
         return f"it does not tell of a lane ({error.code().name})"
     except ConnectionRefusedError:
@@ -225,16 +162,17 @@ class Connection:
 
     Args:
         found: where the daemon listens, and the secret that both sides know.
+        seconds: how long the way into it may take.
 
     Raises:
         OSError: nobody listens there: the daemon is on another host, or ended.
         ConnectionError: it is not the daemon, or has no connection to spare.
     """
 
-    def __init__(self, found: lane_pb2.FindLaneReply) -> None:
+    def __init__(self, found: lane_pb2.FindLaneReply, seconds: float) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         try:
-            self._deadline: float | None = time.monotonic() + FIND_SECONDS
+            self._deadline: float | None = time.monotonic() + seconds
             self._wait_no_longer()
             self._socket.connect(f"\0{found.name}")
             theirs = self._receive(wire.CHALLENGE_BYTES)
@@ -435,11 +373,12 @@ class Method(Described):
             timeout: seconds; None waits for ever.
             preview: takes what comes ahead of the reply, by the lane.
         """
-        connection = self._lane.take()
+        time_left = CallTime(timeout)
+        connection = self._lane.take(time_left)
         if connection is not None:
-            return Running(self._lane, connection, self, request, timeout, preview).result()
+            return Running(self._lane, connection, self, request, time_left.left(), preview).result()
         try:
-            reply = self._over_grpc(request, timeout=timeout)
+            reply = self._over_grpc(request, timeout=time_left.left())
         except grpc.RpcError as error:
             self._lane.search.answers = not is_away(error)
             raise
@@ -448,10 +387,11 @@ class Method(Described):
 
     def future(self, request: Message, timeout: float | None = None) -> Any:
         """Returns the call as something with `result` and `cancel`."""
-        connection = self._lane.take()
+        time_left = CallTime(timeout)
+        connection = self._lane.take(time_left)
         if connection is None:
-            return self._over_grpc.future(request, timeout=timeout)
-        return Running(self._lane, connection, self, request, timeout)
+            return self._over_grpc.future(request, timeout=time_left.left())
+        return Running(self._lane, connection, self, request, time_left.left())
 
 
 class AnyLane(Protocol):
@@ -488,8 +428,3 @@ class Methods:
         method = self._lane.method(described, over_grpc)
         setattr(self, name, method)
         return method
-
-
-def is_away(error: grpc.RpcError) -> bool:
-    """Says whether a call over gRPC failed because nobody is there."""
-    return bool(error.code() is grpc.StatusCode.UNAVAILABLE)

@@ -16,6 +16,7 @@ from tests.harness import leaks, wait_until
 from tests.harness.leaks import leaks_nothing
 from tqclient.codec import Column
 from tqclient.lane import Connection
+from tqclient.lane_search import CallTime
 from tqclient.limits import MIB
 from tqclient.operations.ahead import ReadAhead
 from tqclient.operations.read import Holdings
@@ -31,8 +32,7 @@ LARGE = 4 * MIB
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client goes over gRPC where a lane is not there in a quarter of a second: on a busy machine, none may be."""
-    for module in ("lane", "aio_lane"):
-        monkeypatch.setattr(f"tqclient.{module}.FIND_SECONDS", 10.0)
+    monkeypatch.setattr("tqclient.lane_search.FIND_SECONDS", 10.0)
 
 
 def lane_of(address: str) -> lane_pb2.FindLaneReply:
@@ -160,7 +160,7 @@ def test_connections_that_a_client_keeps_for_its_next_calls_are_not_left_behind(
             client.describe()
         lane = client._connection.channels._lanes[cluster.address]
         with leaks_nothing():
-            taken = [lane.take() for _ in range(3)]
+            taken = [lane.take(CallTime()) for _ in range(3)]
             for connection in taken:
                 lane.put_back(connection)
         with lane._lock:  # the client's heartbeat may have one of them, or left one of its own beside them
@@ -171,5 +171,5 @@ def test_a_connection_that_nobody_keeps_is_left_behind(cluster: LocalCluster, mo
     monkeypatch.setattr(leaks, "GRACE_SECONDS", 0.1)
     found = lane_of(cluster.address)
     with pytest.raises(AssertionError, match=r"left behind:\s+descriptor \d+: socket"), leaks_nothing():
-        connection = Connection(found)
+        connection = Connection(found, 10)
     connection.close()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tqclient as tq
-from tqclient import errors, lane
+from tqclient import errors, lane_search
 from tqclient.channel import TLS
 from tqclient.errors import InvalidArgument, TQError
 from tqclient.sizes import size_bytes
@@ -96,7 +96,7 @@ def test_a_switch_is_on_or_off(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {}
     for word in ("", "on", "off"):
         monkeypatch.setenv("TQ_LANE", word)
-        found[word] = lane.wanted()
+        found[word] = lane_search.wanted()
     assert found == {"": True, "on": True, "off": False}
     monkeypatch.setenv("TQ_LANE", "maybe")
     with pytest.raises(InvalidArgument, match="TQ_LANE='maybe': expected on or off"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,12 +12,13 @@ from typing import Any
 import pytest
 
 from tests.harness import wait_until
-from tests.unit.controller.test_lane import Daemon
+from tests.unit.controller.test_lane import HEARTBEAT, Daemon, OverGrpc, silent
 from tqclient.aio_lane import AioConnection, AioLane
 from tqclient.channel import Access, Channels
 from tqclient.driver import run_async
 from tqclient.errors import InternalError, SampleNotFound, TQError, Unavailable
-from tqclient.lane import FIND_AGAIN_SECONDS, IDLE_MAX
+from tqclient.lane import IDLE_MAX
+from tqclient.lane_search import FIND_AGAIN_SECONDS, CallTime
 from tqclient.operations.effects import CONTROLLER, Call, Operation
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import lane_pb2
@@ -212,12 +214,44 @@ def test_a_lane_that_cannot_be_had_is_not_looked_for_at_each_call(daemon: Daemon
         channel = Access(daemon.address).aio_channel(daemon.address)
         lane = AioLane(channel, lambda: now[0])
         lane._finder = Finder()
-        assert await lane.take() is None
+        assert await lane.take(CallTime()) is None
         assert asked == []  # nobody has answered yet
         lane.search.answers = True
         for now[0] in (1.0, 2.0, FIND_AGAIN_SECONDS, FIND_AGAIN_SECONDS + 1.0):
-            assert await lane.take() is None
+            assert await lane.take(CallTime()) is None
         assert asked == [1.0, FIND_AGAIN_SECONDS + 1.0]
         await channel.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("step", ["find", "enter"])
+def test_looking_for_a_lane_takes_its_time_from_the_call(
+    monkeypatch: pytest.MonkeyPatch, daemon: Daemon, step: str
+) -> None:
+    monkeypatch.setattr("tqclient.lane_search.FIND_SECONDS", 30.0)
+    calls = OverGrpc()
+
+    async def over_grpc(request: Any, timeout: float) -> Any:
+        return calls(request, timeout)
+
+    class Finder:
+        async def Find(self, request: Any, timeout: float) -> lane_pb2.FindLaneReply:  # noqa: N802
+            await asyncio.sleep(timeout)
+            return lane_pb2.FindLaneReply()
+
+    async def scenario() -> float:
+        channel = Access(daemon.address).aio_channel(daemon.address)
+        lane = AioLane(channel)
+        lane.search.answers = True
+        lane._finder = Finder()
+        with silent(step) as lane.search.found:
+            start = time.monotonic()
+            await lane.method(HEARTBEAT, over_grpc)(pb.HeartbeatRequest(), timeout=1.0)
+            held_up = time.monotonic() - start
+        await channel.close()
+        return held_up
+
+    held_up = asyncio.run(scenario())
+    assert held_up > 0.4
+    assert calls.timeouts == [pytest.approx(1.0 - held_up, abs=0.1)]

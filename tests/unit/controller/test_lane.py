@@ -23,7 +23,8 @@ from tqclient import limits
 from tqclient.channel import Access, Channels
 from tqclient.driver import run_sync
 from tqclient.errors import InternalError, InvalidArgument, SampleNotFound, TQError, Unavailable, UnsupportedVersion
-from tqclient.lane import FIND_AGAIN_SECONDS, IDLE_MAX, Connection, Lane, why_not
+from tqclient.lane import IDLE_MAX, Connection, Lane, why_not
+from tqclient.lane_search import FIND_AGAIN_SECONDS, CallTime
 from tqclient.operations.effects import CONTROLLER, Call, Operation
 from tqclient.wire import lane as wire
 from tqclient.wire.status import from_detail
@@ -132,7 +133,7 @@ def beat(channels: Channels, session: int = 9, timeout: float = 10.0) -> int:
 
 def ask(daemon: Daemon, method: bytes, request: bytes) -> tuple[int, bytes]:
     """Calls by a connection of its own."""
-    with closing(Connection(daemon.found)) as connection:
+    with closing(Connection(daemon.found, 10)) as connection:
         return connection.call(method, request, 5.0)
 
 
@@ -183,7 +184,7 @@ def test_previews_come_ahead_of_the_reply_to_whoever_takes_them(daemon: Daemon, 
 
 
 def test_a_preview_for_a_caller_who_is_gone_fails_nothing(daemon: Daemon) -> None:
-    with closing(Connection(daemon.found)) as connection, pytest.raises(TimeoutError):
+    with closing(Connection(daemon.found, 10)) as connection, pytest.raises(TimeoutError):
         connection.call(BEAT, pb.HeartbeatRequest(session=6).SerializeToString(), 0.2)
     until(daemon.servicer.previewed.is_set)
 
@@ -302,7 +303,7 @@ def test_a_call_that_another_thread_cuts_short_says_so_and_a_late_cut_harms_nobo
 def test_who_does_not_know_the_secret_is_cut_off(daemon: Daemon) -> None:
     wrong = lane_pb2.FindLaneReply(name=daemon.found.name, secret=secrets.token_bytes(32))
     with pytest.raises(ConnectionError, match="closed"):
-        Connection(wrong)
+        Connection(wrong, 10)
     until(lambda: daemon.connections == 0)
     assert ask(daemon, BEAT, pb.HeartbeatRequest(session=9).SerializeToString())[0] == wire.OK
 
@@ -323,7 +324,7 @@ def test_who_listens_in_the_daemons_place_is_not_trusted() -> None:
         thread = threading.Thread(target=pretend)
         thread.start()
         with pytest.raises(ConnectionError, match="is not the daemon"):
-            Connection(lane_pb2.FindLaneReply(name=name, secret=bytes(32)))
+            Connection(lane_pb2.FindLaneReply(name=name, secret=bytes(32)), 10)
         thread.join()
 
 
@@ -376,17 +377,73 @@ def test_a_lane_that_cannot_be_had_is_not_looked_for_at_each_call(daemon: Daemon
             return lane_pb2.FindLaneReply(name="tq-lane-of-another-host", secret=bytes(32))
 
     lane._finder = Finder()
-    assert lane.take() is None
+    assert lane.take(CallTime()) is None
     assert asked == []  # nobody has answered yet
     lane.search.answers = True
     for now[0] in (1.0, 2.0, FIND_AGAIN_SECONDS, FIND_AGAIN_SECONDS + 1.0):
-        assert lane.take() is None
+        assert lane.take(CallTime()) is None
     assert asked == [1.0, FIND_AGAIN_SECONDS + 1.0]
+
+
+@contextmanager
+def silent(step: str) -> Iterator[lane_pb2.FindLaneReply | None]:
+    """A daemon that is stopped while it is asked for its lane, or while one comes in by it: its queue takes one in.
+
+    Yields:
+        Where its lane is, if it told.
+    """
+    name = f"tq-test-{secrets.token_hex(8)}"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"\0{name}")
+        listening.listen()
+        yield lane_pb2.FindLaneReply(name=name, secret=bytes(32)) if step == "enter" else None
+
+
+class OverGrpc:
+    """A method of a stub, which notes how long it may take."""
+
+    def __init__(self) -> None:
+        self.timeouts: list[float] = []
+
+    def __call__(self, request: Any, timeout: float) -> Any:
+        self.timeouts.append(timeout)
+        return pb.HeartbeatReply()
+
+    future = __call__
+
+
+HEARTBEAT = pb.DESCRIPTOR.services_by_name["Controller"].methods_by_name["Heartbeat"]
+
+
+@pytest.mark.parametrize("way", ["__call__", "future"])
+@pytest.mark.parametrize("step", ["find", "enter"])
+def test_looking_for_a_lane_takes_its_time_from_the_call(
+    monkeypatch: pytest.MonkeyPatch, daemon: Daemon, step: str, way: str
+) -> None:
+    """A daemon that was stopped held each call up for longer than it had."""
+    monkeypatch.setattr("tqclient.lane_search.FIND_SECONDS", 30.0)
+    with silent(step) as found, Access(daemon.address).channel(daemon.address) as channel:
+        lane = Lane(channel)
+        lane.search.answers = True
+        lane.search.found = found
+
+        class Finder:
+            def Find(self, request: Any, timeout: float) -> lane_pb2.FindLaneReply:  # noqa: N802
+                time.sleep(timeout)
+                return lane_pb2.FindLaneReply()
+
+        lane._finder = Finder()
+        over_grpc = OverGrpc()
+        start = time.monotonic()
+        getattr(lane.method(HEARTBEAT, over_grpc), way)(pb.HeartbeatRequest(), timeout=1.0)
+        held_up = time.monotonic() - start
+    assert held_up > 0.4
+    assert over_grpc.timeouts == [pytest.approx(1.0 - held_up, abs=0.1)]
 
 
 def raw(daemon: Daemon) -> socket.socket:
     """A trusted connection, for messages that no client of ours sends."""
-    return Connection(daemon.found)._socket
+    return Connection(daemon.found, 10)._socket
 
 
 def _ended(connection: socket.socket) -> bool:
