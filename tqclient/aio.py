@@ -169,6 +169,8 @@ class Client:
                 "this client belongs to the event loop that ran when it connected, and another one runs now: call "
                 "tq.aio.connect() in this one, or share a client of tq.connect(), which any thread may use"
             )
+        for former in self._channels.take_former(self._state.nodes.values()):
+            await former.close()
         try:
             return await run_async(operation, self._channels)
         except asyncio.CancelledError:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +30,9 @@ OPTIONS: Final = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.use_local_subchannel_pool", 1),
 )
+
+FORMER_SECONDS: Final = 30.0
+"""Between two looks for channels to where no daemon is any more; one is given up by the second that finds it so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +136,27 @@ class Channels:
         address: of the controller.
         open_channel: `Access.channel` or `Access.aio_channel`.
         lane: `Lane`, or `AioLane`: daemons of this host are called by theirs; None: over gRPC as well.
+        clock: monotonic seconds.
     """
 
     def __init__(
-        self, address: str, open_channel: Callable[[str], Any], *, lane: Callable[[Any], AnyLane] | None = None
+        self,
+        address: str,
+        open_channel: Callable[[str], Any],
+        *,
+        lane: Callable[[Any], AnyLane] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._controller = address
         self._open = open_channel
         self._lane = lane
+        self._clock = clock
         self._lanes: dict[str, AnyLane] = {}
         self._lock = threading.Lock()
         self._channels: dict[str, Any] = {}
         self._stubs: dict[str, Any] = {}
+        self._former: set[str] = set()
+        self._look_at = clock() + FORMER_SECONDS
         self._closed = False
 
     def channel(self, address: str) -> Any:
@@ -153,18 +166,22 @@ class Channels:
             InvalidArgument: `take_all` was called: the client is closed.
         """
         with self._lock:
-            if self._closed:
-                raise InvalidArgument(CLOSED)
-            if address not in self._channels:
-                self._channels[address] = self._open(address)
-            return self._channels[address]
+            return self._channel(address)
+
+    def _channel(self, address: str) -> Any:
+        if self._closed:
+            raise InvalidArgument(CLOSED)
+        if address not in self._channels:
+            self._channels[address] = self._open(address)
+        return self._channels[address]
 
     def stub(self, target: str) -> Any:
         """Returns the stub of the controller or of a storage node."""
         stub = self._stubs.get(target)
         if stub is None:
             address = self._controller if target == CONTROLLER else target
-            stub = self._stubs[target] = self._made(target, address, self.channel(address))
+            with self._lock:  # the channel must not be given up before its stub is there to go with it
+                stub = self._stubs[target] = self._made(target, address, self._channel(address))
         return stub
 
     def _made(self, target: str, address: str, channel: Any) -> Any:
@@ -173,9 +190,28 @@ class Channels:
         if self._lane is None:
             return stub
         service = proto.DESCRIPTOR.services_by_name["Controller" if target == CONTROLLER else "Storage"]
+        if address not in self._lanes:
+            self._lanes[address] = self._lane(channel)
+        return Methods(stub, service, self._lanes[address])
+
+    def take_former(self, nodes: Iterable[controller_pb2.Node]) -> list[Any]:
+        """Gives up the ways to where storage nodes were before; returns the channels and lanes, to be closed.
+
+        What was called there `FORMER_SECONDS` ago has failed by now: nodes move when they are started anew.
+
+        Args:
+            nodes: all that there are.
+        """
+        if self._clock() < self._look_at:
+            return []
         with self._lock:
-            lane = self._lanes.setdefault(address, self._lane(channel))
-        return Methods(stub, service, lane)
+            self._look_at = self._clock() + FORMER_SECONDS
+            unknown = self._channels.keys() - {self._controller, *(node.address for node in nodes)}
+            given_up, self._former = unknown & self._former, unknown - self._former
+            for address in given_up:
+                self._stubs.pop(address, None)
+            lanes = [self._lanes.pop(address) for address in given_up if address in self._lanes]
+            return [*lanes, *(self._channels.pop(address) for address in given_up)]
 
     def take_all(self) -> list[Any]:
         """Ends it; returns the channels and lanes that were open, to be closed. Calls under way may fail."""

@@ -7,6 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from typing import ClassVar, Final
 
+from tqclient.channel import Channels
 from tqclient.driver import Stubs, run_sync
 from tqclient.errors import TQError
 from tqclient.operations.cluster import open_paths
@@ -96,17 +97,25 @@ class Heartbeat(_Periodic):
 
 
 class Chores(_Periodic):
-    """Gives back what nobody in this client needs any more, and opens the paths to new nodes."""
+    """Gives back what nobody in this client needs any more, and opens the paths to new nodes.
+
+    Args:
+        state: of the client.
+        channels: blocking ones; those to former addresses of nodes are closed here.
+    """
 
     name = "chores"
 
-    def __init__(self, state: ClientState, stubs: Stubs) -> None:
-        super().__init__(state, stubs, state.wake)
+    def __init__(self, state: ClientState, channels: Channels) -> None:
+        super().__init__(state, channels, state.wake)
+        self._channels = channels
 
     def _work(self) -> None:
         state = self._state
         timeout = max(self._period(), BEAT_TIMEOUT_MIN)
         state.run_forgotten()
+        for former in self._channels.take_former(state.nodes.values()):
+            former.close()
         run_sync(retract_producers(state, timeout), self._stubs)
         run_sync(renew_producers(state, timeout), self._stubs)
         run_sync(release_lost_claims(state), self._stubs)

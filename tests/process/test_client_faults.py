@@ -109,6 +109,33 @@ def test_a_node_that_comes_back_at_another_address_costs_nobody_a_session(transp
         assert part.describe().counts["actor"]["consumed"] == 4
 
 
+def test_a_client_keeps_no_connection_to_where_a_node_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every move of a node left a channel that dialled its former address until the client was closed."""
+    monkeypatch.setattr("tqclient.channel.FORMER_SECONDS", 0.2)
+
+    async def move(cluster: LocalCluster) -> None:
+        client = await tq.aio.connect(cluster.address, transport="grpc")
+        part = await client.create_partition("part")
+        both = [client._channels, client._connection.channels]
+        for number in range(3):
+            ids = await part.put({"x": torch.zeros((1, 3 * MIB), dtype=torch.uint8)})
+            await asyncio.to_thread(cluster.storage[0].kill)
+            cluster.storage[0].address = ""
+            await asyncio.to_thread(cluster.storage[0].restart)
+            await asyncio.to_thread(cluster.wait_attached)
+            assert (await part.get(ids))["x"].shape == (1, 3 * MIB), number
+        end = time.monotonic() + 10
+        known = {cluster.address, cluster.storage[0].address}
+        while not all(set(channels._channels) | set(channels._lanes) <= known for channels in both):
+            assert time.monotonic() < end
+            await client.describe()
+            await asyncio.sleep(0.05)
+        await client.close()
+
+    with LocalCluster(storage_nodes=1, arena="64MiB") as cluster:
+        asyncio.run(move(cluster))
+
+
 def test_a_claim_that_waits_ends_when_another_thread_closes_its_client() -> None:
     with LocalCluster(storage_nodes=1, arena="64MiB") as cluster:
         client = tq.connect(cluster.address)

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tqclient.channel import TLS, Access, Channels
+from tqclient.channel import FORMER_SECONDS, TLS, Access, Channels
 from tqclient.driver import run_async, run_sync
 from tqclient.errors import InvalidArgument, Unavailable
 from tqclient.operations.effects import CONTROLLER, Call, Deadline, Operation, call
@@ -132,6 +132,49 @@ def test_plain_text_does_not_reach_a_server_that_speaks_tls(access: Access, serv
     assert service.tokens == []
     for channel in channels.take_all():
         channel.close()
+
+
+class Way:
+    """A channel, or a lane."""
+
+    def unary_unary(self, *_: Any, **__: Any) -> Any:
+        return None
+
+    unary_stream = stream_unary = stream_stream = unary_unary
+
+
+def test_ways_to_where_nodes_were_before_are_given_up() -> None:
+    now = [0.0]
+    opened: dict[str, list[Way]] = {"controller": [], "a": [], "b": []}
+
+    def open_channel(address: str) -> Way:
+        opened[address].append(Way())
+        return opened[address][-1]
+
+    lanes: dict[Any, Way] = {}
+
+    def lane(channel: Any) -> Any:
+        return lanes.setdefault(channel, Way())
+
+    def former(*addresses: str) -> list[Any]:
+        now[0] += FORMER_SECONDS
+        return channels.take_former([pb.Node(address=address) for address in addresses])
+
+    channels = Channels("controller", open_channel, lane=lane, clock=lambda: now[0])
+    stubs = {target: channels.stub(target) for target in (CONTROLLER, "a", "b")}
+    assert former("a", "b") == []
+    assert former("a") == []  # calls to it may be under way
+    now[0] += FORMER_SECONDS / 2
+    assert channels.take_former([]) == []
+    (channel,) = opened["b"]
+    assert former("a") == [lanes[channel], channel]
+    assert former("a") == former("a") == []
+    assert channels.stub("a") is stubs["a"]
+    assert channels.stub("b") is not stubs["b"]  # a node is there again
+    assert former("a") == former("a", "b") == former("a") == []  # it was away in between
+    assert [len(each) for each in opened.values()] == [1, 1, 2]
+    (known,) = opened["a"]
+    assert channels.take_all().count(known) == 1
 
 
 class ClosesMeanwhile(Channels):
