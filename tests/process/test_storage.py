@@ -280,6 +280,28 @@ def test_a_reservation_without_a_reply_is_repeated_or_closed_after_a_kill(tmp_pa
         assert rig.used() == (0, 4096 + 8192, 0)
 
 
+def test_a_ticket_that_is_closed_before_the_node_hears_of_its_session_is_granted_nothing(rig: Rig) -> None:
+    """The close was dropped in silence: the Reserve, which came after it, took bytes until its session's end."""
+    close = storage_pb2.CloseWindowRequest(session=9, tickets=pack_array([3, 4], U64))
+    closing = rig.stub.CloseWindow.future(close, timeout=5)
+    with pytest.raises(grpc.FutureTimeoutError):
+        closing.result(0.2)
+    rig.controller.sessions(opened=[9])
+    assert closing.result(5).all
+    for ticket in (3, 4):
+        with pytest.raises(InvalidArgument, match=f"ticket {ticket} of session 9 was closed"):
+            rig.call(rig.stub.Reserve, storage_pb2.ReserveRequest(session=9, length=1, ticket=ticket, tickets_below=3))
+    assert rig.used() == (0, 0, 0)
+    assert rig.call(rig.stub.CloseWindow, storage_pb2.CloseWindowRequest(session=8, tickets=close.tickets)).all  # ended
+
+
+def test_a_ticket_is_not_closed_by_a_node_that_may_not_know_of_its_session(rig: Rig) -> None:
+    rig.controller.stop()
+    wait_for(lambda: not rig.describe().attached)
+    with pytest.raises(Unavailable, match="no link to the controller"):
+        rig.call(rig.stub.CloseWindow, storage_pb2.CloseWindowRequest(session=9, tickets=pack_array([3], U64)))
+
+
 def test_a_window_that_is_cut_into_more_pieces_than_the_table_has_rows(tmp_path: Path) -> None:
     """Every other granule of it is committed: nobody waits for long, and no block is lost, then or after a restart."""
     with Rig(tmp_path, arena_bytes=32 * MIB) as rig:

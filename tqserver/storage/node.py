@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -266,12 +266,19 @@ class Node:
         """Frees what lies behind `end`; see `Allocator.close_window`."""
         self._allocator.close_window(session, generation, end)
 
-    def close_ticket(self, session: int, ticket: int) -> None:
-        """Frees the window that a ticket was granted, of which nothing was used; it is granted none any more.
+    async def close_tickets(self, session: int, tickets: Sequence[int]) -> None:
+        """Frees the windows that tickets were granted, of which nothing was used; they are granted none any more.
 
-        `wait_until_synced` comes first: until then no session is known to be live.
+        Like Reserve, which one of them may still be on its way with, it waits to hear of a session that is new.
+
+        Raises:
+            Unavailable: the controller has not been heard of: the session may be one that it knows by now.
         """
-        if session in self._live:  # else the window went with its session, or is quarantined
+        try:
+            await self._wait_for_session(session)
+        except LeaseExpired:
+            return  # the windows went with their session, or are quarantined
+        for ticket in tickets:
             self._allocator.close_window(session, self._tickets.close(session, ticket), 0)
 
     def writable(self, session: int, generation: int, incarnation: int, offset: int, length: int) -> NDArray[np.uint8]:

@@ -100,9 +100,7 @@ class StorageService(storage_pb2_grpc.StorageServicer):
             except InvalidArgument as error:
                 failure = failure or error
         if tickets:
-            await self._node.wait_until_synced()
-        for ticket in tickets:
-            self._node.close_ticket(session, ticket)
+            await self._node.close_tickets(session, tickets)
         if failure is not None:
             raise failure
         return pb.CloseWindowReply(all=True)
