@@ -12,7 +12,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import grpc
@@ -49,6 +49,7 @@ OPTIONS: Final = (
     # Two daemons on one port would share its callers at random.
     ("grpc.so_reuseport", 0),
 )
+_ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class DaemonServer:
@@ -169,11 +170,27 @@ def announce(address: str, **facts: object) -> None:
         _log.warning("stdout cannot be told of serving on %s: %s", address, error.strerror)
 
 
-def run_daemon(main: Callable[[asyncio.Event], Awaitable[int]]) -> int:
+@contextlib.contextmanager
+def signals_noted() -> Iterator[list[int]]:
+    """Notes SIGTERM and SIGINT until `run_daemon` has them, so that what is made before that is removed in order.
+
+    Blocking them would not do: threads of libraries are there already, and would take them.
+    """
+    noted: list[int] = []
+    former = {number: signal.signal(number, lambda got, _: noted.append(got)) for number in _ENDING}
+    try:
+        yield noted
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def run_daemon(main: Callable[[asyncio.Event], Awaitable[int]], noted: Sequence[int] = ()) -> int:
     """Runs a daemon on uvloop until it returns.
 
     Args:
         main: the daemon; its event is set by SIGTERM or SIGINT.
+        noted: those that came before, by `signals_noted`; more may come into it until this has them.
 
     Returns:
         The process's exit status.
@@ -182,8 +199,10 @@ def run_daemon(main: Callable[[asyncio.Event], Awaitable[int]]) -> int:
     async def supervised() -> int:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _ENDING:
             loop.add_signal_handler(number, stop.set)
+        if noted:
+            stop.set()
         return await main(stop)
 
     _raise_descriptor_limit()

@@ -35,7 +35,7 @@ from tqserver.config import (
     option,
 )
 from tqserver.security import Security, parse_tokens
-from tqserver.serving import DaemonServer, announce, run_daemon
+from tqserver.serving import DaemonServer, announce, run_daemon, signals_noted
 from tqserver.storage.arena import Arena, open_arena
 from tqserver.storage.engine import Engine, EngineOptions, NoEngine
 from tqserver.storage.link import CHANNEL_OPTIONS, Link
@@ -279,14 +279,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = load(StorageConfig, sys.argv[1:] if argv is None else argv, program=PROGRAM)
     logs.configure(config.log_level, PROGRAM)
     try:
-        with open_arena(
-            config.arena_file,
-            node=config.name,
-            file_bytes=config.arena_bytes,
-            segment_bytes=config.segment_bytes,
-        ) as arena:
+        with (
+            signals_noted() as noted,
+            open_arena(
+                config.arena_file,
+                node=config.name,
+                file_bytes=config.arena_bytes,
+                segment_bytes=config.segment_bytes,
+            ) as arena,
+        ):
             try:
-                status = run_daemon(lambda stop: serve(config, arena, stop))
+                status = run_daemon(lambda stop: serve(config, arena, stop), noted)
             finally:
                 if arena.created and not arena.told:  # a later start may be told another size
                     arena.unlink()
