@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
+import os
 import re
 import socket
 import sys
@@ -37,6 +39,7 @@ from tqserver.config import (
 from tqserver.security import Security, parse_tokens
 from tqserver.serving import DaemonServer, announce, run_daemon, signals_noted
 from tqserver.storage.arena import Arena, open_arena
+from tqserver.storage.cgroup import memory_limit
 from tqserver.storage.engine import Engine, EngineOptions, NoEngine
 from tqserver.storage.link import CHANNEL_OPTIONS, Link
 from tqserver.storage.node import Node
@@ -274,6 +277,18 @@ async def _until_first(tasks: Sequence[asyncio.Task[Any]]) -> None:
         task.result()
 
 
+def warn_of_limit(arena: Arena, limit: int | None) -> None:
+    """Warns of an arena that the limit of this process's cgroup leaves no room for; hugetlbfs is counted elsewhere."""
+    size = arena.header.file_bytes
+    if limit is not None and limit < size and os.statvfs(arena.path).f_bsize == mmap.PAGESIZE:
+        _log.warning(
+            "the arena is larger than the memory that this process's cgroup (container, unit) may have: the kernel "
+            "kills the node, or clients beside it, when that is full; raise the limit, or give less with --arena-bytes",
+            arena_bytes=size,
+            limit_bytes=limit,
+        )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the daemon; returns its exit status."""
     config = load(StorageConfig, sys.argv[1:] if argv is None else argv, program=PROGRAM)
@@ -288,6 +303,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 segment_bytes=config.segment_bytes,
             ) as arena,
         ):
+            warn_of_limit(arena, memory_limit())
             try:
                 status = run_daemon(lambda stop: serve(config, arena, stop), noted)
             finally:
