@@ -36,6 +36,8 @@ READ_RANGES_MAX: Final = 1 << 20
 # Time, in seconds.
 WRITER_POLL: Final = 0.1
 """Between two looks at the locks of mapped writers."""
+ARENA_POLL: Final = 1.0
+"""Between two looks at whether the arena's file is still where clients are told that it is."""
 USAGE_INTERVAL: Final = 0.2
 """Between two usage reports of a node whose usage changed."""
 ALLOCATE_RETRY: Final = 5.0

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ import torch
 import tqclient as tq
 from tests.harness import Supervisor, wait_until
 from tqclient.cli.main import main
+from tqclient.wire.v1 import storage_pb2
+from tqclient.wire.v1.storage_pb2_grpc import StorageStub
 from tqserver.local import LocalCluster
 
 
@@ -128,6 +131,26 @@ def test_doctor_tries_every_path(ask: Any) -> None:
     calls = {name: finding["detail"] for finding in report["findings"] if (name := finding["subject"])[:5] == "calls"}
     assert calls == dict.fromkeys(["calls to the controller", "calls to node storage-0"], "by its lane, a Unix socket")
     assert ask("partitions", "tq-doctor/") == []
+
+
+def test_doctor_finds_a_node_whose_arena_was_removed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its blocks go with its process, and nothing was broken."""
+    with LocalCluster(arena="8MiB") as cluster:
+        command = ["doctor", "--controller", cluster.address, "--json"]
+        assert main(command) == 0
+        subjects = [finding["subject"] for finding in json.loads(capsys.readouterr().out)["findings"]]
+        assert "arena of storage-0" not in subjects
+        with tq.connect(cluster.address) as client:
+            channel = client._connection.channels.channel(cluster.storage[0].address)
+            described = StorageStub(channel).DescribeNode(storage_pb2.DescribeNodeRequest(), timeout=5)
+            Path(described.arena_path).unlink()
+        assert main(command) == 1
+        report = json.loads(capsys.readouterr().out)
+        (found,) = [finding for finding in report["findings"] if finding["verdict"] == "bad"]
+        assert (found["subject"], report["healthy"]) == ("arena of storage-0", False)
+        assert "start the node again" in found["remedy"]
+        with tq.connect(cluster.address) as client:
+            assert "was removed while the node serves it" in client.describe().nodes[0].reason
 
 
 def test_doctor_finds_a_controller_that_is_away(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from tests.harness.supervisor import stop_processes
 from tests.process.storage_rig import FakeController, Rig, wait_for
 from tqclient.errors import InvalidArgument, LeaseExpired, SampleNotFound, StorageFull, Unavailable
 from tqclient.limits import CHUNK_BYTES, EXTENT_ALIGN, MIB
-from tqclient.wire.arena import lock_engine, lock_session
+from tqclient.wire.arena import lock_session
 from tqclient.wire.packing import U64, pack_array
 from tqclient.wire.v1 import storage_pb2
 from tqserver import limits
@@ -183,7 +183,7 @@ def test_a_mapped_writer_needs_its_lock_and_is_quarantined_until_it_is_gone(rig:
 def test_a_writer_that_dies_is_reported_once_and_its_bytes_come_back(rig: Rig) -> None:
     program = (
         "import os, sys, time\n"
-        "from tqclient.wire.arena import lock_engine, lock_session\n"
+        "from tqclient.wire.arena import lock_session\n"
         "assert lock_session(os.open(sys.argv[1], os.O_RDWR), 1)\n"
         "print('locked', flush=True)\n"
         "time.sleep(60)\n"
@@ -391,35 +391,6 @@ def test_serves_within_a_second_without_torch_and_ends_with_0(tmp_path: Path) ->
         assert rig.daemon.terminate() == 0
         assert rig.arena.exists()
     assert min(elapsed) < 1.0
-
-
-def test_unlink_on_exit(tmp_path: Path) -> None:
-    with Rig(tmp_path, "--unlink-on-exit") as rig:
-        rig.start()
-        assert rig.arena.exists()
-        assert rig.daemon.terminate() == 0
-        assert not rig.arena.exists()
-
-
-def test_unlink_on_exit_also_when_the_signal_comes_before_the_node_serves(tmp_path: Path) -> None:
-    """It died of the signal, and left the arena behind."""
-    path = tmp_path / "node.arena"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    lock_engine(descriptor)  # so long it waits with the file open
-    command = [sys.executable, "-m", "tqserver.storage.main", "--listen=127.0.0.1:0", "--unlink-on-exit"]
-    command += [f"--arena-path={path}", "--arena-bytes=16MiB", "--controller=127.0.0.1:1"]
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        process = Path(f"/proc/{child.pid}")
-        wait_for(lambda: b"--unlink-on-exit" in (process / "cmdline").read_bytes(), timeout=10)
-        wait_for(lambda: any(os.path.realpath(each) == str(path) for each in (process / "fd").iterdir()), timeout=10)
-        child.terminate()
-        os.close(descriptor)
-        assert child.wait(10) == 0
-        assert not path.exists()
-    finally:
-        child.kill()
-        child.wait()
 
 
 def run_storage(*arguments: str) -> subprocess.CompletedProcess[str]:

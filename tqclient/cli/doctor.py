@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from tqclient.client import Client
 
 WRITE_BYTES: Final = 1 << 20
+NODE_SECONDS: Final = 5.0
+"""How long a storage node that was reached may take to describe itself once more."""
 SHARED_MEMORY: Final = Path("/dev/shm")
 
 Verdict = Literal["ok", "note", "bad"]
@@ -99,12 +101,13 @@ def examine(arguments: argparse.Namespace) -> list[Finding]:
             cluster = client.describe()
             elapsed_ms = (time.monotonic() - started) * 1000
             calls = _call_findings(client._connection.channels.channel, address, cluster)
+            removed = _arena_findings(client._connection.channels.channel, cluster)
     except TQError as error:
         remedy = START_ONE if error.retryable else ""
         return [*findings, Finding(f"controller {address}", "bad", str(error), remedy)]
     detail = f"answered in {elapsed_ms:.0f} ms; start {cluster.epoch}, {cluster.sessions} sessions"
     findings.append(Finding(f"controller {address}", "ok", detail))
-    findings += node_findings(cluster) + calls
+    findings += node_findings(cluster) + removed + calls
     return findings + [
         finding for name in _transports() for finding in _path_findings(arguments, name, write=arguments.write)
     ]
@@ -140,6 +143,31 @@ def _call_findings(channel: Callable[[str], grpc.Channel], controller: str, clus
         reason = why_not(channel(address))
         detail = "by its lane, a Unix socket" if reason is None else f"over gRPC: {reason}"
         findings.append(Finding(f"calls to {name}", "ok" if reason is None else "note", detail))
+    return findings
+
+
+def _arena_findings(channel: Callable[[str], grpc.Channel], cluster: ClusterInfo) -> list[Finding]:
+    """Finds the nodes whose arena's file was removed from under them."""
+    import grpc
+
+    from tqclient.wire.v1 import storage_pb2
+    from tqclient.wire.v1.storage_pb2_grpc import StorageStub
+
+    findings = []
+    for node in cluster.nodes:
+        if not node.transport:  # it was not reached, which is a finding already
+            continue
+        try:
+            described = StorageStub(channel(node.address)).DescribeNode(  # type: ignore[no-untyped-call]
+                storage_pb2.DescribeNodeRequest(), timeout=NODE_SECONDS
+            )
+        except grpc.RpcError as error:
+            findings.append(Finding(f"arena of {node.name}", "bad", f"the node does not answer ({error.code().name})"))
+            continue
+        if described.arena_removed:
+            detail = f"{described.arena_path} was removed while the node serves it: the blocks go when that ends"
+            remedy = "let them be consumed, or put elsewhere, then start the node again"
+            findings.append(Finding(f"arena of {node.name}", "bad", detail, remedy))
     return findings
 
 

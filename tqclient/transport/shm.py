@@ -151,9 +151,11 @@ def open_shm(contact: NodeContact) -> ShmTransport:
     """Maps the arena of a node on this host.
 
     Raises:
-        TransportUnavailable: the node is on another host, or its arena may not be opened.
+        TransportUnavailable: the node is on another host, or its arena may not be opened, or was removed.
     """
     described = contact.description
+    if described.arena_removed:
+        raise TransportUnavailable(f"the arena's file {described.arena_path} was removed while the node serves it")
     mapping = open_arena(described.arena_path, described.arena)
     if mapping.header.file_bytes < described.arena_bytes:
         close_arena(mapping)

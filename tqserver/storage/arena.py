@@ -127,10 +127,19 @@ class Arena:
         self._allocated[0] = end
         return True
 
+    def is_removed(self) -> bool:
+        """Whether the file has lost its name, to another file or to none; mappings of it stay good."""
+        try:
+            return not os.path.samestat(os.fstat(self._descriptor), os.stat(self.path))
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:  # it cannot be told
+            return False
+
     def unlink(self) -> None:
         """Removes the file's name, unless another file has it by now; mappings of it stay good."""
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(self._descriptor), os.stat(self.path)):
+        if not self.is_removed():
+            with contextlib.suppress(FileNotFoundError):
                 self.path.unlink()
 
     def close(self) -> None:

@@ -211,6 +211,18 @@ async def keep(engine: Engine | NoEngine, memory_ready: asyncio.Event) -> None:
     await asyncio.Event().wait()  # nothing is left to do, and that is no fault
 
 
+async def watch_file(arena: Arena) -> None:
+    """Says so in the log, once, when somebody has removed the arena's file; runs until it is cancelled."""
+    while not arena.is_removed():  # noqa: ASYNC110
+        await asyncio.sleep(limits.ARENA_POLL)
+    _log.error(
+        "the arena's file was removed while it is in use: its blocks last as long as this process, and clients that "
+        "connect from now on cannot map them; let them be consumed, or put elsewhere, then start this node again",
+        arena=str(arena.path),
+    )
+    await asyncio.Event().wait()  # the node goes on
+
+
 async def serve(config: StorageConfig, arena: Arena, stop: asyncio.Event) -> int:
     """Serves an open arena until `stop` is set; returns the exit status.
 
@@ -246,6 +258,7 @@ async def serve(config: StorageConfig, arena: Arena, stop: asyncio.Event) -> int
     tasks = [
         asyncio.create_task(stop.wait(), name="stop"),
         asyncio.create_task(keep(engine, memory_ready), name="engine"),
+        asyncio.create_task(watch_file(arena), name="arena file"),
     ]
     try:
         prefault.start()

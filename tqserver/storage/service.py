@@ -55,6 +55,7 @@ class StorageService(storage_pb2_grpc.StorageServicer):
             mooncake=self._endpoint(),
             mooncake_refusal=self._engine.refusal,
             mooncake_expected=self._engine.expected,
+            arena_removed=node.arena.is_removed(),
         )
 
     def _endpoint(self) -> pb.MooncakeEndpoint | None:

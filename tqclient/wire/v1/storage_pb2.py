@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13tq/v1/storage.proto\x12\x05tq.v1\"\x15\n\x13\x44\x65scribeNodeRequest\"\xa4\x03\n\x11\x44\x65scribeNodeReply\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x61rena\x18\x02 \x01(\x06\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x12\n\narena_path\x18\x04 \x01(\t\x12\x13\n\x0b\x61rena_bytes\x18\x05 \x01(\x04\x12\x13\n\x0b\x64\x61ta_offset\x18\x06 \x01(\x04\x12\x15\n\rsegment_bytes\x18\x07 \x01(\x04\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x08 \x01(\x04\x12\x14\n\x0csealed_bytes\x18\t \x01(\x04\x12\x16\n\x0ereserved_bytes\x18\n \x01(\x04\x12\x19\n\x11quarantined_bytes\x18\x0b \x01(\x04\x12\x18\n\x10prefaulted_bytes\x18\x0c \x01(\x04\x12\x1b\n\x13\x63ontroller_sequence\x18\r \x01(\x04\x12\x10\n\x08\x61ttached\x18\x0e \x01(\x08\x12)\n\x08mooncake\x18\x0f \x01(\x0b\x32\x17.tq.v1.MooncakeEndpoint\x12\x18\n\x10mooncake_refusal\x18\x10 \x01(\t\x12\x19\n\x11mooncake_expected\x18\x11 \x01(\x08\"\x9b\x01\n\x10MooncakeEndpoint\x12\x0f\n\x07segment\x18\x01 \x01(\t\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\x04\x12\x18\n\x10registered_bytes\x18\x03 \x01(\x04\x12\x10\n\x08protocol\x18\x04 \x01(\t\x12\x15\n\rregistrations\x18\x05 \x01(\r\x12\x0e\n\x06gather\x18\x06 \x01(\t\x12\x15\n\rgather_secret\x18\x07 \x01(\x06\"\x8f\x01\n\x0eReserveRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x14\n\x0cpartition_id\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\x04\x12\x0e\n\x06mapped\x18\x04 \x01(\x08\x12\x0f\n\x07segment\x18\x05 \x01(\t\x12\x0e\n\x06ticket\x18\x06 \x01(\x04\x12\x15\n\rtickets_below\x18\x07 \x01(\x04\"Q\n\x06Window\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\"e\n\x12\x43loseWindowRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x04\x12\x0c\n\x04more\x18\x04 \x01(\x0c\x12\x0f\n\x07tickets\x18\x05 \x01(\x0c\"\x1f\n\x10\x43loseWindowReply\x12\x0b\n\x03\x61ll\x18\x01 \x01(\x08\"t\n\nWriteChunk\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0e\n\x06length\x18\x05 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\"\x0c\n\nWriteReply\"\x1d\n\x0bReadRequest\x12\x0e\n\x06ranges\x18\x01 \x01(\x0c\"\x19\n\tReadChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xa4\x02\n\x07Storage\x12\x44\n\x0c\x44\x65scribeNode\x12\x1a.tq.v1.DescribeNodeRequest\x1a\x18.tq.v1.DescribeNodeReply\x12/\n\x07Reserve\x12\x15.tq.v1.ReserveRequest\x1a\r.tq.v1.Window\x12\x41\n\x0b\x43loseWindow\x12\x19.tq.v1.CloseWindowRequest\x1a\x17.tq.v1.CloseWindowReply\x12/\n\x05Write\x12\x11.tq.v1.WriteChunk\x1a\x11.tq.v1.WriteReply(\x01\x12.\n\x04Read\x12\x12.tq.v1.ReadRequest\x1a\x10.tq.v1.ReadChunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13tq/v1/storage.proto\x12\x05tq.v1\"\x15\n\x13\x44\x65scribeNodeRequest\"\xbb\x03\n\x11\x44\x65scribeNodeReply\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x61rena\x18\x02 \x01(\x06\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x12\n\narena_path\x18\x04 \x01(\t\x12\x13\n\x0b\x61rena_bytes\x18\x05 \x01(\x04\x12\x13\n\x0b\x64\x61ta_offset\x18\x06 \x01(\x04\x12\x15\n\rsegment_bytes\x18\x07 \x01(\x04\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x08 \x01(\x04\x12\x14\n\x0csealed_bytes\x18\t \x01(\x04\x12\x16\n\x0ereserved_bytes\x18\n \x01(\x04\x12\x19\n\x11quarantined_bytes\x18\x0b \x01(\x04\x12\x18\n\x10prefaulted_bytes\x18\x0c \x01(\x04\x12\x1b\n\x13\x63ontroller_sequence\x18\r \x01(\x04\x12\x10\n\x08\x61ttached\x18\x0e \x01(\x08\x12)\n\x08mooncake\x18\x0f \x01(\x0b\x32\x17.tq.v1.MooncakeEndpoint\x12\x18\n\x10mooncake_refusal\x18\x10 \x01(\t\x12\x19\n\x11mooncake_expected\x18\x11 \x01(\x08\x12\x15\n\rarena_removed\x18\x12 \x01(\x08\"\x9b\x01\n\x10MooncakeEndpoint\x12\x0f\n\x07segment\x18\x01 \x01(\t\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\x04\x12\x18\n\x10registered_bytes\x18\x03 \x01(\x04\x12\x10\n\x08protocol\x18\x04 \x01(\t\x12\x15\n\rregistrations\x18\x05 \x01(\r\x12\x0e\n\x06gather\x18\x06 \x01(\t\x12\x15\n\rgather_secret\x18\x07 \x01(\x06\"\x8f\x01\n\x0eReserveRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x14\n\x0cpartition_id\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\x04\x12\x0e\n\x06mapped\x18\x04 \x01(\x08\x12\x0f\n\x07segment\x18\x05 \x01(\t\x12\x0e\n\x06ticket\x18\x06 \x01(\x04\x12\x15\n\rtickets_below\x18\x07 \x01(\x04\"Q\n\x06Window\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\"e\n\x12\x43loseWindowRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x04\x12\x0c\n\x04more\x18\x04 \x01(\x0c\x12\x0f\n\x07tickets\x18\x05 \x01(\x0c\"\x1f\n\x10\x43loseWindowReply\x12\x0b\n\x03\x61ll\x18\x01 \x01(\x08\"t\n\nWriteChunk\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0e\n\x06length\x18\x05 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\"\x0c\n\nWriteReply\"\x1d\n\x0bReadRequest\x12\x0e\n\x06ranges\x18\x01 \x01(\x0c\"\x19\n\tReadChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xa4\x02\n\x07Storage\x12\x44\n\x0c\x44\x65scribeNode\x12\x1a.tq.v1.DescribeNodeRequest\x1a\x18.tq.v1.DescribeNodeReply\x12/\n\x07Reserve\x12\x15.tq.v1.ReserveRequest\x1a\r.tq.v1.Window\x12\x41\n\x0b\x43loseWindow\x12\x19.tq.v1.CloseWindowRequest\x1a\x17.tq.v1.CloseWindowReply\x12/\n\x05Write\x12\x11.tq.v1.WriteChunk\x1a\x11.tq.v1.WriteReply(\x01\x12.\n\x04Read\x12\x12.tq.v1.ReadRequest\x1a\x10.tq.v1.ReadChunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,25 +34,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBENODEREQUEST']._serialized_start=30
   _globals['_DESCRIBENODEREQUEST']._serialized_end=51
   _globals['_DESCRIBENODEREPLY']._serialized_start=54
-  _globals['_DESCRIBENODEREPLY']._serialized_end=474
-  _globals['_MOONCAKEENDPOINT']._serialized_start=477
-  _globals['_MOONCAKEENDPOINT']._serialized_end=632
-  _globals['_RESERVEREQUEST']._serialized_start=635
-  _globals['_RESERVEREQUEST']._serialized_end=778
-  _globals['_WINDOW']._serialized_start=780
-  _globals['_WINDOW']._serialized_end=861
-  _globals['_CLOSEWINDOWREQUEST']._serialized_start=863
-  _globals['_CLOSEWINDOWREQUEST']._serialized_end=964
-  _globals['_CLOSEWINDOWREPLY']._serialized_start=966
-  _globals['_CLOSEWINDOWREPLY']._serialized_end=997
-  _globals['_WRITECHUNK']._serialized_start=999
-  _globals['_WRITECHUNK']._serialized_end=1115
-  _globals['_WRITEREPLY']._serialized_start=1117
-  _globals['_WRITEREPLY']._serialized_end=1129
-  _globals['_READREQUEST']._serialized_start=1131
-  _globals['_READREQUEST']._serialized_end=1160
-  _globals['_READCHUNK']._serialized_start=1162
-  _globals['_READCHUNK']._serialized_end=1187
-  _globals['_STORAGE']._serialized_start=1190
-  _globals['_STORAGE']._serialized_end=1482
+  _globals['_DESCRIBENODEREPLY']._serialized_end=497
+  _globals['_MOONCAKEENDPOINT']._serialized_start=500
+  _globals['_MOONCAKEENDPOINT']._serialized_end=655
+  _globals['_RESERVEREQUEST']._serialized_start=658
+  _globals['_RESERVEREQUEST']._serialized_end=801
+  _globals['_WINDOW']._serialized_start=803
+  _globals['_WINDOW']._serialized_end=884
+  _globals['_CLOSEWINDOWREQUEST']._serialized_start=886
+  _globals['_CLOSEWINDOWREQUEST']._serialized_end=987
+  _globals['_CLOSEWINDOWREPLY']._serialized_start=989
+  _globals['_CLOSEWINDOWREPLY']._serialized_end=1020
+  _globals['_WRITECHUNK']._serialized_start=1022
+  _globals['_WRITECHUNK']._serialized_end=1138
+  _globals['_WRITEREPLY']._serialized_start=1140
+  _globals['_WRITEREPLY']._serialized_end=1152
+  _globals['_READREQUEST']._serialized_start=1154
+  _globals['_READREQUEST']._serialized_end=1183
+  _globals['_READCHUNK']._serialized_start=1185
+  _globals['_READCHUNK']._serialized_end=1210
+  _globals['_STORAGE']._serialized_start=1213
+  _globals['_STORAGE']._serialized_end=1505
 # @@protoc_insertion_point(module_scope)

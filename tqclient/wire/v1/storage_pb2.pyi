@@ -10,7 +10,7 @@ class DescribeNodeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeNodeReply(_message.Message):
-    __slots__ = ("name", "arena", "incarnation", "arena_path", "arena_bytes", "data_offset", "segment_bytes", "capacity_bytes", "sealed_bytes", "reserved_bytes", "quarantined_bytes", "prefaulted_bytes", "controller_sequence", "attached", "mooncake", "mooncake_refusal", "mooncake_expected")
+    __slots__ = ("name", "arena", "incarnation", "arena_path", "arena_bytes", "data_offset", "segment_bytes", "capacity_bytes", "sealed_bytes", "reserved_bytes", "quarantined_bytes", "prefaulted_bytes", "controller_sequence", "attached", "mooncake", "mooncake_refusal", "mooncake_expected", "arena_removed")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARENA_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class DescribeNodeReply(_message.Message):
     MOONCAKE_FIELD_NUMBER: _ClassVar[int]
     MOONCAKE_REFUSAL_FIELD_NUMBER: _ClassVar[int]
     MOONCAKE_EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    ARENA_REMOVED_FIELD_NUMBER: _ClassVar[int]
     name: str
     arena: int
     incarnation: int
@@ -45,7 +46,8 @@ class DescribeNodeReply(_message.Message):
     mooncake: MooncakeEndpoint
     mooncake_refusal: str
     mooncake_expected: bool
-    def __init__(self, name: _Optional[str] = ..., arena: _Optional[int] = ..., incarnation: _Optional[int] = ..., arena_path: _Optional[str] = ..., arena_bytes: _Optional[int] = ..., data_offset: _Optional[int] = ..., segment_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., sealed_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., prefaulted_bytes: _Optional[int] = ..., controller_sequence: _Optional[int] = ..., attached: _Optional[bool] = ..., mooncake: _Optional[_Union[MooncakeEndpoint, _Mapping]] = ..., mooncake_refusal: _Optional[str] = ..., mooncake_expected: _Optional[bool] = ...) -> None: ...
+    arena_removed: bool
+    def __init__(self, name: _Optional[str] = ..., arena: _Optional[int] = ..., incarnation: _Optional[int] = ..., arena_path: _Optional[str] = ..., arena_bytes: _Optional[int] = ..., data_offset: _Optional[int] = ..., segment_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., sealed_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., prefaulted_bytes: _Optional[int] = ..., controller_sequence: _Optional[int] = ..., attached: _Optional[bool] = ..., mooncake: _Optional[_Union[MooncakeEndpoint, _Mapping]] = ..., mooncake_refusal: _Optional[str] = ..., mooncake_expected: _Optional[bool] = ..., arena_removed: _Optional[bool] = ...) -> None: ...
 
 class MooncakeEndpoint(_message.Message):
     __slots__ = ("segment", "base", "registered_bytes", "protocol", "registrations", "gather", "gather_secret")
