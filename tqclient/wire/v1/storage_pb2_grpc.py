@@ -83,6 +83,7 @@ class StorageServicer:
         """The client is done with these windows: what lies behind `end` was never written to and is free at once; extents in front
         of it that are not sealed yet stay until they are, or until the session ends. Repeatable. All are closed that can be, and
         the first error is told.
+        Tickets of a session that is new wait for word of it, as Reserve does: UNAVAILABLE without a link to the controller.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
