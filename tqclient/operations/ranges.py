@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tqclient.arguments import is_int, items_of, pair_of
 from tqclient.codec import Clip, Layout
-from tqclient.errors import CorruptBlock, InvalidArgument
+from tqclient.errors import CorruptBlock, InvalidArgument, TQError
 from tqclient.info import PartitionRef
 from tqclient.rows import RowSet
 from tqclient.schema import Form
@@ -50,11 +50,12 @@ class Wanted:
 
         Raises:
             InvalidArgument: there are more or less of them than rows, or one reaches beyond its row; names the row.
+            RuntimeError: the function raised what would be taken for the read's own answer.
         """
         pairs = self.pairs
         if pairs is None:
             assert self.choose is not None
-            pairs = _pairs(self.path, self.choose(lengths.copy()))
+            pairs = _pairs(self.path, _chosen(self.path, self.choose, lengths.copy()))
         if not self.uniform and len(pairs) != len(lengths):
             raise InvalidArgument(f"ranges[{self.path!r}]: {len(pairs)} of them for {len(lengths)} rows")
         starts, stops = np.broadcast_to(pairs, (len(lengths), 2)).T
@@ -91,6 +92,16 @@ def wanted_ranges(ranges: Any) -> list[Wanted]:
             )
             wanted.append(Wanted(path, _pairs(path, [given] if uniform else given), uniform))
     return wanted
+
+
+def _chosen(path: str, choose: RangesOf, lengths: NDArray[np.int64]) -> Any:
+    """Asks a user's function. Its errors are no answers to the read: `Sealed` would end a loop over batches."""
+    try:
+        return choose(lengths)
+    except InvalidArgument:
+        raise
+    except (TQError, StopIteration) as error:
+        raise RuntimeError(f"ranges[{path!r}] raised {type(error).__name__}: {error}") from error
 
 
 def _pairs(path: str, given: Any) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ from tqclient.arguments import RowArguments
 from tqclient.batch import BatchData
 from tqclient.codec import Shared
 from tqclient.counters import Traffic
-from tqclient.errors import InvalidArgument
+from tqclient.errors import ClaimTimeout, CorruptBlock, InvalidArgument, LeaseExpired, PartitionNotFound, Sealed
 from tqclient.info import PartitionRef
 from tqclient.operations.claims import ConsumerRef, claim
 from tqclient.operations.put import put
@@ -126,6 +126,26 @@ def test_a_range_that_does_not_fit_gives_a_claim_back(
     with pytest.raises(InvalidArgument, match=message):
         filled.run(claim(filled.state, consumer, 2, True, 5.0, ranges=ranges))
     assert filled.leased == {1, 2}
+    filled.run(release_lost_claims(filled.state))
+    assert filled.leased == set()
+
+
+@pytest.mark.parametrize("error", [Sealed, ClaimTimeout, LeaseExpired, CorruptBlock, PartitionNotFound, StopIteration])
+def test_what_a_function_raises_is_no_answer_to_the_read(
+    filled: FakeService, ref: PartitionRef, error: type[Exception]
+) -> None:
+    def fail(lengths: Any) -> Any:
+        asked.append(len(lengths))
+        raise error("its own")
+
+    asked: list[int] = []
+    consumer = ConsumerRef(ref, "trainer", ("x",), Fifo())
+    with pytest.raises(RuntimeError, match=rf"^ranges\['x'\] raised {error.__name__}: its own$") as raised:
+        do_get(filled, ref, {"x": fail})
+    assert isinstance(raised.value.__cause__, error)
+    with pytest.raises(RuntimeError, match=error.__name__):
+        filled.run(claim(filled.state, consumer, 2, True, 5.0, ranges={"x": fail}))
+    assert asked == [2, 2]
     filled.run(release_lost_claims(filled.state))
     assert filled.leased == set()
 

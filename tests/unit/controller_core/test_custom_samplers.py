@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.model.driver import Driver, claim_request, client_id, ids, unpack
-from tqclient.errors import ClaimTimeout, InternalError, InvalidArgument
+from tqclient.errors import ClaimTimeout, InternalError, InvalidArgument, Sealed
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import journal_pb2
 from tqserver.controller.core import Core, samplers
@@ -136,10 +136,15 @@ def _raises(view: Any, request: Any) -> Any:
     raise ZeroDivisionError("oops")
 
 
+def _sealed(view: Any, request: Any) -> Any:
+    raise Sealed("another partition")  # as the claim's own answer, it would end the client's loop in silence
+
+
 @pytest.mark.parametrize(
     ("sample", "says"),
     [
         (_raises, r"'mine' raised ZeroDivisionError\('oops'\)"),
+        (_sealed, r"'mine' raised Sealed\('another partition'\)"),
         (lambda view, request: [], "expected 1 to 2 slots"),
         (lambda view, request: [0, 0], "each once"),
         (lambda view, request: [0, 1, 2], "expected 1 to 2 slots"),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient.errors import InternalError, InvalidArgument, TQError
+from tqclient.errors import InternalError, InvalidArgument
 from tqserver.controller.core.arrays import are_distinct
 from tqserver.controller.core.samplers.base import Sampler, SampleRequest, Slots
 from tqserver.controller.core.view import View
@@ -49,7 +49,7 @@ class Custom(Sampler):
         """Asks the sampler, and checks what it says.
 
         Raises:
-            InternalError: it raised, or chose what it may not.
+            InternalError: it raised, or chose what it may not. Its own `Sealed` would be taken for the claim's answer.
         """
         if not self.has(view, request):
             return None
@@ -65,7 +65,7 @@ class Custom(Sampler):
     def _call(self, method: Any, *arguments: Any) -> Any:
         try:
             return method(*arguments)
-        except TQError:
+        except InvalidArgument:
             raise
         except Exception as error:
             raise InternalError(f"sampler {self._name!r} raised {error!r}") from error
