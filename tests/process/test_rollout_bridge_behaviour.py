@@ -296,6 +296,15 @@ def test_what_does_not_fit_is_refused(client: tq.Client, shared_cluster: LocalCl
         bridge.fetch(0, 2)
     with pytest.raises(tq.InvalidArgument, match="tokens"):
         bridge.fetch(0, 0, ranges={"tokens": (0, 100)})
+    with pytest.raises(tq.InvalidArgument, match="fields='tokens': give a list of names"):
+        bridge.fetch(0, 0, "tokens")  # which would wait for fields `t`, `o`, ...
+    for ranges in ({"token": (0, 1)}, {"truncated": (0, 1)}):
+        with pytest.raises(tq.InvalidArgument, match="that is not fetched; what is: 'tokens', 'rewards'"):
+            bridge.fetch(0, 0, ["tokens", "rewards"], ranges=ranges)
+    with bridge.fetch(0, 0, ["tokens", "rewards"], ranges={"rewards": (0, 1)}) as left_out:  # not published
+        assert list(left_out) == ["tokens", "partition"]
+    bridge.rewind(0)
+    bridge.publish(0, batch_of(4), 2)
     with pytest.raises(tq.InvalidArgument, match="cuda:99"):
         connect(RolloutOptions(controller=shared_cluster.address, device="cuda:99"))
     with connect(RolloutOptions(controller=shared_cluster.address, run=chosen.run)) as connected:

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import tqclient
 from tqclient import limits
+from tqclient.arguments import names_of
 from tqclient.client import Client
 from tqclient.consumer import Batch
 from tqclient.errors import ClaimTimeout, InternalError, InvalidArgument, PartitionNotFound, Sealed, TopologyMismatch
@@ -32,7 +33,7 @@ from tqclient.integrations.rollout_fields import (
     convert,
 )
 from tqclient.integrations.rollout_options import RolloutOptions, add_arguments
-from tqclient.operations.ranges import Ranges
+from tqclient.operations.ranges import Ranges, wanted_ranges
 from tqclient.partition import Partition
 from tqclient.topology import Topology
 
@@ -118,7 +119,8 @@ class RolloutBridge:
             batch: field → one value per sample; and the schedule fields, of each one value per DP rank.
                 `rollout_fields.convert` says which fields there are.
             dp_size: DP ranks that will fetch it.
-            weight_version: that generated it: an int or a tuple (min, max), or a list of those, one per sample.
+            weight_version: that generated it: an int or a tuple (min, max); or a list, array or tensor of those, one
+                per sample.
             timeout: seconds; None is that of the options.
 
         Returns:
@@ -197,11 +199,13 @@ class RolloutBridge:
         Raises:
             ClaimTimeout: it was not published, or a field not written, in time; or another process holds the share.
             Sealed: the task is done with it, or it was cleaned up.
-            InvalidArgument: there is no such task, or a range does not fit.
+            InvalidArgument: there is no such task; or a range does not fit, or is of a field that is not fetched.
             TopologyMismatch: the rank is not of this DP rank, or the rollout was cut for another number of them.
         """
         _check_id(rollout_id)
         self._check_place(dp_rank)
+        fields = None if fields is None else names_of(fields, what="fields")
+        _check_ranges(ranges, fields or [*FIELDS, *self.options.extra_fields])
         known = {*FIELDS, *SCHEDULE_FIELDS, *self.options.extra_fields}
         late = [name for name in fields or () if name not in known]
         facts = {"rollout_id": int(rollout_id), "dp_rank": int(dp_rank)}
@@ -371,6 +375,15 @@ def _worth(deadline: float) -> float:
 def _check_id(rollout_id: int) -> None:
     if isinstance(rollout_id, bool) or not isinstance(rollout_id, int) or rollout_id < 0:
         raise InvalidArgument(f"rollout_id={rollout_id!r}: expected an int, 0 or more")
+
+
+def _check_ranges(ranges: Ranges | None, fields: Sequence[str]) -> None:
+    """Raises InvalidArgument for what is no range, or of a field that is not fetched: its rows would come whole."""
+    for wanted in wanted_ranges(ranges):
+        if not _ranges_of({wanted.path: ()}, fields):
+            raise InvalidArgument(
+                f"ranges[{wanted.path!r}]: that is not fetched; what is: {', '.join(map(repr, fields))}"
+            )
 
 
 def _ranges_of(ranges: Ranges | None, fields: Sequence[str]) -> Ranges | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from tqclient import limits
+from tqclient.arguments import items_of
 from tqclient.codec import Records, Shared
 from tqclient.errors import InvalidArgument
 
@@ -63,10 +65,10 @@ def convert(batch: Mapping[str, Any], dp_size: int, extra: Sequence[str] = (), w
             from r on.
         dp_size: DP ranks that will fetch it.
         extra: further fields that it may have; a list of tensors or arrays stays one.
-        weight_version: for all samples, or a list with one for each.
+        weight_version: for all samples, an int or a tuple (min, max); or a list, array or tensor with one for each.
 
     Raises:
-        InvalidArgument: an unknown field, lengths that differ, or a partition that does not give each sample to one
+        InvalidArgument: an unknown field, counts that differ, or a partition that does not give each sample to one
             DP rank and each DP rank a sample.
     """
     given = {name: value for name, value in batch.items() if value is not None}
@@ -84,11 +86,8 @@ def convert(batch: Mapping[str, Any], dp_size: int, extra: Sequence[str] = (), w
     columns = {name: _column(name, given[name], order) for name in fields}
     facts = {"fields": fields, "dp_size": dp_size}
     columns[SCHEDULE] = Shared(Records([{**facts, "schedule": each} for each in schedules]), owners)
-    if isinstance(weight_version, list):
-        weight_version = _picked(weight_version, order)
-    return Samples(
-        columns, [f"{KEY_PREFIX}{row}" for row in order], [{SHARD_TAG: owner} for owner in owners], weight_version
-    )
+    versions = _versions(weight_version, rows, order)
+    return Samples(columns, [f"{KEY_PREFIX}{row}" for row in order], [{SHARD_TAG: owner} for owner in owners], versions)
 
 
 def context_rows(cp_rank: int, cp_size: int) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
@@ -110,7 +109,7 @@ def context_rows(cp_rank: int, cp_size: int) -> Callable[[NDArray[np.int64]], ND
 
 
 def _row_count(given: Mapping[str, Any], fields: Sequence[str]) -> int:
-    counts = {name: len(given[name]) for name in fields}
+    counts = {name: _count(name, given[name]) for name in fields}
     if not counts or min(counts.values()) == 0:
         raise InvalidArgument("rollout: it has no samples")
     first = next(iter(counts))
@@ -118,6 +117,25 @@ def _row_count(given: Mapping[str, Any], fields: Sequence[str]) -> int:
         if count != counts[first]:
             raise InvalidArgument(f"rollout: field {name!r} has {count} samples, but {first!r} has {counts[first]}")
     return counts[first]
+
+
+def _count(name: str, values: Any) -> int:
+    try:
+        return len(values)
+    except TypeError:  # one value, or a tensor without dimensions
+        raise InvalidArgument(f"rollout: field {name!r}={values!r:.80}: expected one value for each sample") from None
+
+
+def _versions(given: Any, rows: int, order: Sequence[int]) -> Any:
+    """Returns the weight versions of samples in the order of the shards; one for all of them stays as it is."""
+    if given is None or isinstance(given, int | tuple | np.integer):
+        return given
+    listed = items_of(given)
+    if listed is None or len(listed) != rows:
+        raise InvalidArgument(
+            f"rollout: weight_version={given!r:.80}: expected one for all, or one for each of the {rows} samples"
+        )
+    return _picked(listed, order)
 
 
 def _schedules(given: Mapping[str, Any], dp_size: int, rows: int) -> list[dict[str, Any]]:
@@ -134,7 +152,7 @@ def _schedules(given: Mapping[str, Any], dp_size: int, rows: int) -> list[dict[s
 
 def _shards(partitions: Sequence[Any], rows: int) -> list[list[int]]:
     """Returns the rows of each shard; together they are all rows, each once."""
-    shards = [[int(row) for row in shard] for shard in partitions]
+    shards = [_numbers(number, shard) for number, shard in enumerate(partitions)]
     for number, shard in enumerate(shards):
         if not shard:
             raise InvalidArgument(f"rollout: partition[{number}] is empty: its DP rank would have nothing to train on")
@@ -151,6 +169,15 @@ def _shards(partitions: Sequence[Any], rows: int) -> list[list[int]]:
             f"rollout: partition must give each of the {rows} samples to one DP rank; not so with {amiss[:8]}"
         )
     return shards
+
+
+def _numbers(number: int, shard: Any) -> list[int]:
+    try:
+        return [operator.index(row) for row in shard]
+    except TypeError:
+        raise InvalidArgument(
+            f"rollout: partition[{number}]={shard!r:.80}: expected the numbers of its DP rank's samples"
+        ) from None
 
 
 def _column(name: str, values: Any, order: Sequence[int]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,20 @@ def test_rows_come_shard_after_shard_with_their_number_and_their_shard() -> None
     assert samples.keys == ["row/2", "row/0", "row/1"]
     assert samples.tags == [{"shard": 0}, {"shard": 0}, {"shard": 1}]
     assert samples.weight_version == [(8, 9), 7, 8]
+
+
+@pytest.mark.parametrize("make", [list, np.array, torch.tensor, lambda given: (dict.fromkeys(given, 0)).keys()])
+def test_weight_versions_follow_their_samples_whatever_holds_them(make: Callable[[list[int]], Any]) -> None:
+    samples = convert({**BATCH, "partition": [[2, 0], [1]]}, 2, weight_version=make([7, 8, 9]))
+    assert samples.weight_version == [9, 7, 8]
+    spans = convert({**BATCH, "partition": [[2, 0], [1]]}, 2, weight_version=np.array([[7, 8], [8, 8], [9, 9]]))
+    assert spans.weight_version == [[9, 9], [7, 8], [8, 8]]
+
+
+@pytest.mark.parametrize("given", [[7, 8], [7, 8, 9, 10], np.array(7), "789"])
+def test_weight_versions_that_are_not_one_per_sample_are_refused(given: Any) -> None:
+    with pytest.raises(tq.InvalidArgument, match="one for all, or one for each of the 3 samples"):
+        convert(BATCH, 2, weight_version=given)
 
 
 def test_a_schedule_is_held_once_per_shard() -> None:
@@ -93,6 +108,10 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"tokens": [[1], [2]], "partition": [[0], [0]]}, 2, r"not so with \[1\]"),
     ({"tokens": [[1], [2]], "partition": [[0, 1], [1]]}, 2, r"not so with \[1\]"),
     ({"tokens": [[1], [2]], "partition": [[0], [2]]}, 2, r"not so with \[1, 2\]"),
+    ({"tokens": [[1], [2]], "partition": [0, 1]}, 2, r"partition\[0\]=0: expected the numbers of its DP rank's"),
+    ({"tokens": [[1], [2]], "partition": [[0.7], [1]]}, 2, r"partition\[0\]=\[0.7\]: expected the numbers"),
+    ({"tokens": [[1], [2]], "rewards": 1.0}, 2, "'rewards'=1.0: expected one value for each sample"),
+    ({"tokens": [[1], [2]], "rewards": torch.tensor(1.0)}, 2, "'rewards'=.*: expected one value for each sample"),
     ({"tokens": [[1]], "num_microbatches": 4}, 1, "num_microbatches must be a list"),
     ({"tokens": [["a"]]}, 1, "'tokens' needs a sequence of numbers"),
     ({"tokens": [1]}, 1, "'tokens' needs sequences"),
