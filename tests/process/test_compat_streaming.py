@@ -6,6 +6,7 @@ import itertools
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -97,6 +98,19 @@ def test_lengths_are_balanced_over_ranks_by_whole_groups(client: tq.TransferQueu
     assert rows in ([[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 1, 6, 7], [2, 3, 4, 5]])
     assert client.check_consumption_status("t", name)
     assert taken(client, name, 1, 0, 4) == shares[1]
+
+
+def test_lengths_are_numbers_of_any_kind_and_others_cost_no_samples(client: tq.TransferQueueClient, name: str) -> None:
+    use(tq.SeqlenBalancedSampler(dp_size=2))
+    put = client.put(tensors(4), partition_id=name)
+    put.update_custom_meta([{"total_lengths": length} for length in (np.int64(9), torch.tensor(7), 2.0, "long")])
+    client.set_custom_meta(put)
+    with pytest.raises(ValueError, match="'total_lengths'='long': expected a number"):
+        taken(client, name, 0, 0, 2)
+    put.update_custom_meta([{"total_lengths": length} for length in (np.int64(9), torch.tensor(7), 2.0, 4)])
+    client.set_custom_meta(put)
+    shares = [[put.global_indexes.index(id_) for id_ in taken(client, name, rank, 0, 2)] for rank in (0, 1)]
+    assert sorted(shares) == [[0, 2], [1, 3]]
 
 
 def test_the_last_batch_of_a_sealed_partition_may_leave_nothing_for_a_rank(

@@ -361,6 +361,22 @@ def test_samples_without_a_key_are_left_for_others(plane: Plane, name: str) -> N
         assert batch["x"].tolist() == [0, 1]
 
 
+def test_a_claim_that_does_not_wait_returns_what_it_took_before_an_error(plane: Plane, name: str) -> None:
+    plane.put_samples(ids(4), name, of(x=torch.arange(4)))
+    plane.client.partition(name).put({"x": torch.arange(1)})
+    assert plane.claim_meta(name, "train", ["x"], 8, blocking=False).sample_ids == ids(4)
+    with pytest.raises(ValueError, match="have no key"):
+        plane.claim_meta(name, "train", ["x"], 1)
+
+
+@pytest.mark.parametrize("length", ["long", None, 2.5, [1]])
+def test_a_length_that_is_no_int_costs_no_samples(plane: Plane, name: str, length: Any) -> None:
+    tags = [{"input_lengths": 3}, {"input_lengths": length}]
+    plane.put_samples(ids(2), name, of(x=torch.arange(2)), tags=tags)
+    meta = plane.claim_meta(name, "train", ["x"], 2)
+    assert (meta.sample_ids, meta.sequence_lengths, meta.tags) == (ids(2), None, tags)
+
+
 def test_a_claim_is_the_same_after_another_registration(plane: Plane, name: str) -> None:
     plane.put_samples(["a", "b"], name, of(x=torch.arange(2)))
     assert plane.claim_meta(name, "train", ["x"], 1).sample_ids == ["a"]
@@ -439,6 +455,8 @@ def test_a_clear_by_ids_may_be_repeated(plane: Plane, planes: Callable[[], Plane
     plane.put_samples(["u1", "u0"], name, of(x=torch.tensor([11, 10])))
     assert plane.claim_meta(name, "train", ["x"], 3, blocking=False).sample_ids == ["u0"]  # new; `u1` was consumed
     plane.clear_samples(["a"], "nowhere")
+    with pytest.raises(ValueError, match="sample_ids='u1': expected a list of names"):
+        plane.clear_samples("u1", name)  # type: ignore[arg-type]
 
 
 def test_a_clear_without_ids_removes_what_this_client_wrote(

@@ -204,6 +204,13 @@ def test_a_delete_removes_rows_whole_and_may_be_repeated(backend: Backend, name:
     assert backend.get(name, ["row-0", "row-1"], ["x"])["x"].tolist() == [9, 1]
 
 
+def test_one_string_is_no_list_of_ids(backend: Backend, name: str) -> None:
+    backend.put(name, ["a", "b"], {"x": torch.arange(2)}, 2)
+    with pytest.raises(ValueError, match="keys='ab': expected a list of names"):
+        backend.delete(name, "ab", ["x"])  # type: ignore[arg-type]
+    assert backend.get(name, ["a", "b"], ["x"])["x"].tolist() == [0, 1]
+
+
 def test_partitions_do_not_mix(backend: Backend, name: str) -> None:
     other = f"{name}/other"
     backend.put(name, ["a"], {"x": torch.tensor([1])}, 1)

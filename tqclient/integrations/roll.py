@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from tqclient.errors import InvalidArgument, UnsupportedValue
-from tqclient.integrations.keyed import KeyedSamples
+from tqclient.integrations.keyed import KeyedSamples, checked_names
 
 B = TypeVar("B")
 
@@ -100,8 +100,12 @@ class TransferBackend(Generic[B]):
             partition: where; one that does not exist has no rows.
             keys: ids of the rows.
             fields: without effect, as in ROLL's own backend: rows go whole.
+
+        Raises:
+            InvalidArgument: `keys` is no list of strings: one string would name rows by its letters.
         """
         if keys:
+            checked_names(partition, "keys", keys)
             self._samples.clear_in(partition, keys=list(keys))
 
     def close(self) -> None:

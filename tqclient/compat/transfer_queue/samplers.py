@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from tqclient import samplers as native
+from tqclient.compat.transfer_queue.tags import decode
 from tqclient.errors import InvalidArgument
 
 LENGTH_TAG = "total_lengths"
@@ -93,9 +94,13 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
         return {**super().params, "dp_size": self.dp_size}
 
     def divide(self, tags: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-        """Divides whole groups; each rank gets as many."""
+        """Divides whole groups; each rank gets as many.
+
+        Raises:
+            InvalidArgument: a tag `total_lengths` is no number.
+        """
         size = self.group_size
-        lengths = [int(tag.get(LENGTH_TAG, 1)) for tag in tags]
+        lengths = [_length(decode(tag).get(LENGTH_TAG, 1)) for tag in tags]
         sums = [sum(lengths[start : start + size]) for start in range(0, len(lengths), size)]
         return [
             [group * size + member for group in groups for member in range(size)]
@@ -168,6 +173,15 @@ def make(sampler: Any, params: Mapping[str, Any] | None = None) -> BaseSampler:
             "controller, as an entry point of the group tq.samplers, and named by tqclient.Sampler"
         )
     return kind(**dict(params or {}))
+
+
+def _length(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidArgument(
+            f"SeqlenBalancedSampler: a sample has the tag {LENGTH_TAG!r}={value!r:.80}: expected a number; set another"
+        ) from None
 
 
 def _positive(what: str, value: int) -> int:

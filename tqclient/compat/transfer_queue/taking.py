@@ -175,6 +175,7 @@ def take(
 
     Raises:
         ClaimTimeout: there were too few samples.
+        InvalidArgument: the batch cannot be divided over the ranks; it was given back.
         GivenUp: the caller does not wait any more.
     """
     if size % sampler.group_size:
@@ -201,7 +202,11 @@ def take(
         if slot is None:
             _consume(claimed, ledger, consumer.name, [(None, claimed.rows.ids)])
             return claimed.rows
-        shares = _shares(claimed.rows, sampler, slot)
+        try:
+            shares = _shares(claimed.rows, sampler, slot)
+        except BaseException:
+            claimed.abandon()
+            raise
         try:
             _consume(claimed, ledger, consumer.name, [(other, claimed.rows.select(rows).ids) for other, rows in shares])
         except DuplicateKey:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from tqclient.compat.transfer_queue.lookup import Claimed
 from tqclient.consumer import Consumer
-from tqclient.errors import ClaimTimeout, InvalidArgument, Sealed
+from tqclient.errors import ClaimTimeout, InvalidArgument, Sealed, TQError
 from tqclient.integrations.keyed import checked_names
 from tqclient.partition import Partition
 from tqclient.samplers import GroupSampler
@@ -99,7 +99,8 @@ def take(consumer: Consumer, size: int, wait: float) -> Claimed:
 def take_ready(consumer: Consumer, most: int, step: int) -> list[Claimed]:
     """Takes what is ready, and waits for nothing.
 
-    Claims are all or nothing, so it halves their size until one is granted: at most log2(most) refusals.
+    Claims are all or nothing, so it halves their size until one is granted: at most log2(most) refusals. An error is
+    raised only while nothing was taken.
 
     Args:
         consumer: that takes.
@@ -115,6 +116,12 @@ def take_ready(consumer: Consumer, most: int, step: int) -> list[Claimed]:
             size = size // 2 // step * step
         except Sealed:
             return taken
+        except TQError:
+            if not taken:
+                raise
+            return (
+                taken  # they count as consumed: nobody else is given them. What failed fails again with the next claim
+            )
         else:
             most -= len(taken[-1].rows.ids)
             size = min(size, most)

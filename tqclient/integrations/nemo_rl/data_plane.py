@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, Protocol, TypeVar
 from uuid import uuid4
 
@@ -114,7 +115,7 @@ class DataPlane(Generic[M]):
             timeout_s: seconds to wait.
 
         Returns:
-            Their ids, tags, and `required_fields`; `sequence_lengths` where each has a tag `input_lengths`.
+            Their ids, tags, and `required_fields`; `sequence_lengths` where each has an int tag `input_lengths`.
 
         Raises:
             ClaimTimeout: fewer were ready in time; nothing was taken. A TimeoutError.
@@ -148,7 +149,7 @@ class DataPlane(Generic[M]):
             for claimed in claims
             for stored in claimed.rows.tags
         ]
-        lengths = [int(each[LENGTH_TAG]) for each in tags if LENGTH_TAG in each]
+        lengths = [length for each in tags if (length := _length(each)) is not None]
         return self._batch_meta(
             partition_id=partition_id,
             task_name=task_name,
@@ -272,8 +273,12 @@ class DataPlane(Generic[M]):
             sample_ids: of the samples; None: all that this client wrote anything of. When there are none of these, it
                 warns.
             partition_id: where; one that does not exist has no samples.
+
+        Raises:
+            InvalidArgument: `sample_ids` is no list of strings: one string would name samples by its letters.
         """
         if sample_ids:
+            checked_names(partition_id, "sample_ids", sample_ids)
             self._samples.clear_in(partition_id, keys=list(sample_ids))
         if sample_ids is not None:
             return
@@ -292,3 +297,11 @@ class DataPlane(Generic[M]):
     def close(self) -> None:
         """Ends the connection; samples stay. Repeatable."""
         self._samples.close()
+
+
+def _length(tags: Mapping[str, Any]) -> int | None:
+    """Returns the length that a sample's tags tell; None: they do not, which is no reason to lose a claim's samples."""
+    try:
+        return operator.index(tags[LENGTH_TAG])
+    except (KeyError, TypeError):
+        return None
