@@ -40,7 +40,7 @@ def wait_until(condition: Callable[[], T], *, timeout: float, what: str) -> T:
 
 
 class Child:
-    """One process, and the group that it leads.
+    """One process, and the group that it leads. One that waits for the test's end reads its standard input.
 
     Attributes:
         name: of its output files and in failures.
@@ -56,7 +56,7 @@ class Child:
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self._process = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # never written to: it ends with this process, however that ends
                 stdout=out,
                 stderr=err,
                 env=dict(env),
@@ -145,6 +145,8 @@ class Child:
         with suppress(ProcessLookupError):  # the whole group is gone
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait(10)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
 
 class Supervisor:

@@ -182,13 +182,14 @@ def test_a_mapped_writer_needs_its_lock_and_is_quarantined_until_it_is_gone(rig:
 
 def test_a_writer_that_dies_is_reported_once_and_its_bytes_come_back(rig: Rig) -> None:
     program = (
-        "import os, sys, time\n"
+        "import os, sys\n"
         "from tqclient.wire.arena import lock_session\n"
         "assert lock_session(os.open(sys.argv[1], os.O_RDWR), 1)\n"
         "print('locked', flush=True)\n"
-        "time.sleep(60)\n"
+        "sys.stdin.read()\n"
     )
-    writer = subprocess.Popen([sys.executable, "-c", program, str(rig.arena)], stdout=subprocess.PIPE)
+    command = [sys.executable, "-c", program, str(rig.arena)]
+    writer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == b"locked\n"

@@ -35,6 +35,8 @@ def shared_cluster() -> Iterator[LocalCluster]:
 @pytest.fixture(scope="module")
 def client(shared_cluster: LocalCluster) -> Iterator[tq.Client]:
     with tq.connect(shared_cluster.address, timeout=10) as connected:
+        part = connected.create_partition("first")
+        part.get(part.put({"x": [1]})).close()  # maps the arena, for as long as the client lives
         yield connected
 
 

@@ -18,7 +18,7 @@ SESSION = 11
 PATTERN = 0xA5
 # Maps the arena, locks the session, and copies into it for ever; with `fork`, a child is left that does nothing.
 WRITER = f"""
-import os, sys, time
+import os, sys
 import numpy as np
 from tqclient.transport.mapping import open_arena
 mapping = open_arena(sys.argv[1], {ARENA})
@@ -26,7 +26,8 @@ mapping.lock_session({SESSION})
 target = mapping.target({DATA_OFFSET}, 1 << 20)
 if "fork" in sys.argv and os.fork() == 0:
     print("forked", flush=True)
-    time.sleep(60)
+    sys.stdin.read()
+    sys.exit()
 source = np.full(1 << 20, {PATTERN}, dtype=np.uint8)
 print("writing", flush=True)
 while True:

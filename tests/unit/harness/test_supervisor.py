@@ -66,15 +66,17 @@ def test_a_process_has_stopped_when_no_thread_of_it_runs(supervisor: Supervisor,
 
 
 def test_everything_ends_with_the_block(tmp_path: Path) -> None:
-    fork = "import os, time\npid = os.fork()\nif pid: print(pid, flush=True)\ntime.sleep(60)"
-    with Supervisor(tmp_path) as supervisor:
-        parent, orphan = supervisor.python(fork), supervisor.python(fork)
-        pids = [int(child.wait_for("").strip()) for child in (parent, orphan)]
-        orphan.kill()
-        parent.stop()
-        assert all(map(alive, pids))
-    assert not parent.running
-    wait_until(lambda: not any(map(alive, pids)), timeout=5, what="grandchildren are gone")
+    fork = "import os, sys\npid = os.fork()\nif pid: print(pid, flush=True)\nopen(sys.argv[1]).read()"
+    os.mkfifo(tmp_path / "open")
+    with (tmp_path / "open").open("r+b", buffering=0):  # so long, none of them ends by itself
+        with Supervisor(tmp_path) as supervisor:
+            parent, orphan = (supervisor.python(fork, tmp_path / "open") for _ in range(2))
+            pids = [int(child.wait_for("").strip()) for child in (parent, orphan)]
+            orphan.kill()
+            parent.stop()
+            assert all(map(alive, pids))
+        assert not parent.running
+        wait_until(lambda: not any(map(alive, pids)), timeout=5, what="grandchildren are gone")
 
 
 def test_output_arguments_and_environment(supervisor: Supervisor) -> None:
