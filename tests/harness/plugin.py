@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.leaks import leaks_nothing
+from tests.harness.leaks import leaks_nothing, load_engine
 from tests.harness.ledger import Ledger
 from tests.harness.supervisor import Supervisor
+
+
+@pytest.fixture(scope="session")
+def engine_loaded() -> None:
+    """For tests that make transfer engines in this process."""
+    load_engine()
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tqclient.transport.mooncake.engine import Engine
 from tqclient.transport.mooncake.gather import GatherPort
 from tqclient.wire.v1 import common_pb2, controller_pb2
 
-pytestmark = pytest.mark.usefixtures("no_leaks")
+pytestmark = pytest.mark.usefixtures("engine_loaded", "no_leaks")
 
 SESSION = 1
 STAGING = 4 * MIB
@@ -85,12 +85,6 @@ class Node:
             wait_for(lambda: self.transport.stats()["abandoned"] == 0, 20)
         self.rig.__exit__(None, None, None)
         self.arena.unlink(missing_ok=True)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _loaded() -> None:
-    """Makes a first engine: the library keeps a few descriptors from then on, which no test has leaked."""
-    Engine("127.0.0.1", "", MIB).release()
 
 
 @pytest.fixture(autouse=True)

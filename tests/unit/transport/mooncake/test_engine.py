@@ -11,13 +11,7 @@ from tqclient.limits import MIB
 from tqclient.transport.mooncake import engine
 from tqclient.transport.mooncake.engine import Engine
 
-pytestmark = pytest.mark.usefixtures("no_leaks")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _loaded() -> None:
-    """Makes a first engine: the library keeps a few descriptors from then on, which no test has leaked."""
-    Engine("127.0.0.1", "", MIB).release()
+pytestmark = pytest.mark.usefixtures("engine_loaded", "no_leaks")
 
 
 def test_what_ended_serves_another_peer_and_never_the_same_one_again() -> None:
