@@ -16,7 +16,7 @@ from tqclient import limits
 from tqclient.errors import InvalidArgument
 from tqclient.lane import AnyLane, Methods
 from tqclient.operations.effects import CLOSED, CONTROLLER
-from tqclient.renewal import RenewedChannel
+from tqclient.renewal import RenewedAioChannel, RenewedChannel
 from tqclient.wire.dialing import DIALING
 from tqclient.wire.pem import check_certificates, check_pair
 from tqclient.wire.v1 import controller_pb2, storage_pb2
@@ -104,16 +104,16 @@ class Access:
 
     def channel(self, address: str) -> Any:
         """Opens a blocking channel."""
-        return self._followed(lambda: self._open(address), lambda former: former.close())
+        return self._followed(RenewedChannel, lambda: self._open(address))
 
     def aio_channel(self, address: str) -> Any:
         """Opens an asyncio channel; within its event loop."""
-        return self._followed(lambda: self._open_aio(address), lambda _: None)  # whom nobody refers to, closes itself
+        return self._followed(RenewedAioChannel, lambda: self._open_aio(address))
 
-    def _followed(self, open_channel: Callable[[], Any], retire: Callable[[Any], object]) -> Any:
+    def _followed(self, renewed: type[RenewedChannel], open_channel: Callable[[], Any]) -> Any:
         """Opens a channel, which is opened anew when the files of TLS change."""
         files = self.tls.files() if self.tls is not None else []
-        return RenewedChannel(files, open_channel, retire) if files else open_channel()
+        return renewed(files, open_channel) if files else open_channel()
 
     def _open(self, address: str) -> grpc.Channel:
         if self.tls is None:

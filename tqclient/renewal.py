@@ -6,8 +6,12 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
+
+import grpc
 
 from tqclient.errors import InvalidArgument
 
@@ -25,8 +29,7 @@ class RenewedChannel:
 
     Args:
         files: that `open_channel` reads.
-        open_channel: opens a blocking channel, or an asyncio one; raises InvalidArgument for files that are off.
-        retire: ends one that has not been in use since the change before the last.
+        open_channel: opens a blocking channel; raises InvalidArgument for files that are off.
         clock: monotonic seconds.
     """
 
@@ -34,18 +37,17 @@ class RenewedChannel:
         self,
         files: Sequence[str | os.PathLike[str]],
         open_channel: Callable[[], Any],
-        retire: Callable[[Any], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._files = files
         self._open = open_channel
-        self._retire = retire
         self._clock = clock
         self._lock = threading.Lock()
         self._look_at = clock() + RECHECK_SECONDS
         self._stamps = self._stat()
         self._channel = open_channel()
         self._former: Any = None
+        self._opened = weakref.WeakSet([self._channel])
 
     def _stat(self) -> list[tuple[int, int, int]]:
         try:
@@ -75,16 +77,23 @@ class RenewedChannel:
             return
         oldest, self._former, self._channel = self._former, self._channel, channel
         self._stamps = stamps
+        self._opened.add(channel)
         if oldest is not None:
             self._retire(oldest)
 
+    def _retire(self, channel: Any) -> None:
+        """Ends one that no call has begun on since the change before the last."""
+        channel.close()  # what is under way is tried again by its operation
+
     def close(self) -> Any:
-        """Closes it; of an asyncio channel, to be awaited."""
+        """Ends all calls."""
+        for channel in self._end():
+            channel.close()
+
+    def _end(self) -> list[Any]:
         with self._lock:
             self._look_at = float("inf")
-            if self._former is not None:
-                self._retire(self._former)
-        return self._channel.close()
+            return list(self._opened)
 
     def unary_unary(self, *described: Any, **options: Any) -> Any:
         """As a channel has it."""
@@ -103,6 +112,21 @@ class RenewedChannel:
         return _Callable(self, "stream_stream", described, options)
 
 
+class RenewedAioChannel(RenewedChannel):
+    """The same of asyncio channels: each is there for as long as calls are under way on it, and closes itself then.
+
+    To close it before would cancel the tasks that wait for them.
+    """
+
+    def _retire(self, channel: Any) -> None:
+        """Leaves it to itself."""
+
+    async def close(self) -> None:
+        """Ends all calls."""
+        for channel in self._end():
+            await channel.close()
+
+
 class _Callable:
     """One method, called over the channel that is current then."""
 
@@ -111,17 +135,26 @@ class _Callable:
         self._make = kind, described, options
         self._made: tuple[Any, Any] = None, None  # channel, its method
 
-    def _method(self) -> Any:
+    def _current(self) -> tuple[Any, Any]:
         channel, (made_of, method) = self._channel.current(), self._made
         if made_of is not channel:
             kind, described, options = self._make
             method = getattr(channel, kind)(*described, **options)
             self._made = channel, method
-        return method
+        return channel, method
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return self._method()(*arguments, **options)
+        channel, method = self._current()
+        call = method(*arguments, **options)
+        if isinstance(call, grpc.aio.Call):
+            call.add_done_callback(partial(_keep, channel))
+        return call
 
     def future(self, *arguments: Any, **options: Any) -> Any:
         """As a blocking method has it."""
-        return self._method().future(*arguments, **options)
+        _, method = self._current()
+        return method.future(*arguments, **options)
+
+
+def _keep(channel: Any, call: Any) -> None:
+    """Does nothing; until it is called, there is somebody who refers to the channel."""

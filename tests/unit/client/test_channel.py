@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import gc
 import ipaddress
+import os
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -255,3 +258,60 @@ def test_a_client_outlives_its_certificates_and_those_of_the_daemons(
     asyncio.run(main())
     server.stop(None).wait()
     assert service.tokens == ["Bearer secret"] * 6
+
+
+class Slow(grpc.GenericRpcHandler):
+    """Answers nothing for as long as anybody waits, but `/quick`."""
+
+    def service(self, details: Any) -> Any:
+        if details.method == "/quick":
+            return grpc.unary_unary_rpc_method_handler(lambda request, context: b"done")
+        if details.method == "/stream":
+            return grpc.unary_stream_rpc_method_handler(lambda request, context: iter([wait_for_end(context)]))
+        return grpc.unary_unary_rpc_method_handler(lambda request, context: wait_for_end(context))
+
+
+def wait_for_end(context: grpc.ServicerContext) -> bytes:
+    ended = threading.Event()
+    if context.add_callback(ended.set):
+        ended.wait(30)
+    return b""
+
+
+def test_calls_of_an_asyncio_client_outlast_every_change_of_its_files_and_end_when_it_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tqclient.renewal.RECHECK_SECONDS", 0.0)
+    chain, key = certificate(tmp_path)
+    server = grpc.server(ThreadPoolExecutor(16), handlers=[Slow()])
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key.read_bytes(), chain.read_bytes())]))
+    server.start()
+
+    async def main() -> None:
+        channel = Access(f"127.0.0.1:{port}", "secret", TLS(ca=chain)).aio_channel(f"127.0.0.1:{port}")
+        quick, slow, stream = (
+            channel.unary_unary("/quick"),
+            channel.unary_unary("/slow"),
+            channel.unary_stream("/stream"),
+        )
+
+        async def read() -> None:
+            async for _ in stream(b"", timeout=30):
+                pass
+
+        async def wait() -> None:
+            await slow(b"", timeout=30)
+
+        waiting = []
+        for change in range(3):
+            waiting += [asyncio.create_task(wait()), asyncio.create_task(read())]
+            await asyncio.sleep(0)
+            os.utime(chain, (change, change))
+            assert await quick(b"", timeout=10) == b"done"
+            gc.collect()
+        assert not any(task.done() for task in waiting)
+        await channel.close()
+        assert len((await asyncio.wait(waiting, timeout=10))[0]) == 6
+
+    asyncio.run(main())
+    server.stop(None).wait()

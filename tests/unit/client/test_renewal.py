@@ -35,7 +35,7 @@ class Rig:
         self.file = folder / "ca.pem"
         self.replace("first")
         self.opened: list[Opened] = []
-        self.channel = RenewedChannel([self.file], self.open, Opened.close, lambda: self.now)
+        self.channel = RenewedChannel([self.file], self.open, lambda: self.now)
         self.method = self.channel.unary_unary("/path", serializer="s")
 
     def open(self) -> Opened:
