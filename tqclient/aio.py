@@ -83,6 +83,11 @@ async def _connect(
     return client
 
 
+async def _close_all(channels: Sequence[Any]) -> None:
+    for channel in channels:
+        await channel.close()
+
+
 class Client:
     """A connection to the service; see `tqclient.Client`."""
 
@@ -153,14 +158,22 @@ class Client:
         return self._state.counters.traffic()
 
     async def close(self) -> None:
-        """Ends the session: claims that it holds are released, what it reserved is returned. Repeatable."""
+        """Ends the session: claims that it holds are released, what it reserved is returned. Repeatable.
+
+        Any event loop may do so: where that of the client has ended, nothing is under way in it any more.
+        """
         if self._state.forked:
             return  # the event loop is the parent's, too
         try:
             await asyncio.to_thread(self._finalizer)
         finally:
-            for channel in self._channels.take_all():
-                await channel.close()
+            closing = _close_all(self._channels.take_all())
+            if asyncio.get_running_loop() is self._loop:
+                await closing
+            elif self._loop.is_running():  # in another thread, which may wait for this one
+                asyncio.run_coroutine_threadsafe(closing, self._loop)
+            else:
+                closing.close()  # they are closed when nobody refers to them
 
     async def _run(self, operation: Operation[T]) -> T:
         self._state.check_usable()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -158,3 +159,33 @@ def test_another_event_loop_is_refused_before_anything_is_sent(run: Callable[[An
         assert (await part.describe()).samples == 2
 
     run(test)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of sockets whose event loop has ended
+def test_any_event_loop_closes_a_client(shared_cluster: LocalCluster) -> None:
+    async def begin() -> tuple[tq.aio.Client, asyncio.Task[Any]]:
+        client = await tq.aio.connect(shared_cluster.address)
+        part = await client.create_partition(f"part-{next(_numbers)}", consumers=["actor"])
+        await part.put({"x": torch.arange(2)})
+        claiming = asyncio.create_task(_claimed(part))
+        await claims_waiting(client, 1)
+        return client, claiming
+
+    async def while_its_own_runs() -> None:
+        client, claiming = await begin()
+        await asyncio.to_thread(asyncio.run, client.close())
+        with pytest.raises(tq.InvalidArgument, match="closed"):
+            await asyncio.wait_for(claiming, 10)
+
+    asyncio.run(while_its_own_runs())
+    client, claiming = asyncio.run(begin())
+    asyncio.run(client.close())
+    with tq.connect(shared_cluster.address) as other:
+        assert other.describe().sessions == 1
+    del client, claiming
+    gc.collect()
+
+
+async def _claimed(part: tq.aio.Partition) -> None:
+    async with part.consumer("actor").claim(3, timeout=30):
+        pass
