@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tqclient.arguments import names_of
 from tqclient.codec import Column
 from tqclient.codec.buffers import rows_of, tensor_over
-from tqclient.errors import InvalidArgument, TQError
+from tqclient.errors import InvalidArgument, TQError, UnsupportedValue
 from tqclient.operations.claims import ClaimHandle, abandon
 from tqclient.operations.read import Delivery, Holdings
 from tqclient.state import ClientState
@@ -260,7 +260,7 @@ class BatchData:
         self._finalizer()
 
     def __reduce__(self) -> Any:
-        raise InvalidArgument(
+        raise UnsupportedValue(
             "a batch is of the process that read it: send batch.to_buffer(), of which Batch.from_buffer() makes a batch"
         )
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from tqclient.counters import Counters
 from tqclient.directories import DirectoryCache
-from tqclient.errors import InvalidArgument, TQError
+from tqclient.errors import InvalidArgument, TQError, UnsupportedValue
 from tqclient.numbering import Numbering
 from tqclient.operations.effects import CLOSED, Backoff, Deadline
 from tqclient.paths import Paths
@@ -163,8 +163,8 @@ class ClientState:
         self.lease_ms = 0
 
     def __reduce__(self) -> NoReturn:
-        """Raises InvalidArgument: what has a client cannot be pickled, nor copied deeply."""
-        raise InvalidArgument(
+        """Raises UnsupportedValue: what has a client cannot be pickled, nor copied deeply."""
+        raise UnsupportedValue(
             "a client, and its partitions, consumers, loaders and claimed batches, are of the process that connected: "
             "send names, and call tq.connect() where they are needed"
         )

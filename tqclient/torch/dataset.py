@@ -14,7 +14,7 @@ import tqclient
 from tqclient.channel import TLS
 from tqclient.consumer import Consumer
 from tqclient.driver import Stubs, run_sync
-from tqclient.errors import ClaimTimeout, InvalidArgument, LeaseExpired, Sealed
+from tqclient.errors import ClaimTimeout, InvalidArgument, LeaseExpired, Sealed, UnsupportedValue
 from tqclient.operations.claims import ClaimHandle, abandon, claim, claim_request, renew, settle
 from tqclient.operations.consumers import ConsumerRef, Registration
 from tqclient.operations.ranges import Ranges, wanted_ranges
@@ -200,7 +200,7 @@ class StreamingDataset(IterableDataset[Any]):
         self.options = Options(batch_size, max_tokens, ranges, transform)
 
     def __reduce__(self) -> NoReturn:
-        raise InvalidArgument(f"a dataset is of the process that connected; {NO_WORKERS}")
+        raise UnsupportedValue(f"a dataset is of the process that connected; {NO_WORKERS}")
 
     def __iter__(self) -> Iterator[Any]:
         if get_worker_info() is not None:

@@ -153,7 +153,7 @@ class _Worker:
         )
         try:
             self._process.start()
-        except (pickle.PicklingError, AttributeError, TypeError, InvalidArgument) as error:  # nothing was started yet
+        except (pickle.PicklingError, AttributeError, TypeError) as error:  # nothing was started yet
             self.pipe.close()
             raise InvalidArgument(
                 f"a loader with workers sends them `transform` and `ranges`, which cannot be pickled here ({error}): "
