@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from typing import Any, Final, TypeVar
@@ -25,6 +25,8 @@ OPENING_POLL: Final = 0.01
 """Seconds between looks at a session that another thread is opening."""
 CLOSE_TIMEOUT: Final = 2.0
 """Seconds that closing a client, or giving back what nobody waits for, may take."""
+HELD_BLOCKS_MAX: Final = 1 << 16
+"""Blocks of read pins that one heartbeat takes again, and those of one pin beyond."""
 
 Closing = Window | Unanswered
 T = TypeVar("T")
@@ -158,8 +160,7 @@ def heartbeat(state: ClientState, timeout: float) -> Operation[bool]:
         state.return_dropped_pins(session, pins)
         raise
     if reply.epoch != state.epoch:
-        yield from _hold_pins(state, session, timeout)
-        state.epoch = reply.epoch
+        yield from _hold_pins(state, session, reply.epoch, timeout)
     state.lease_ms = reply.lease_ms or session.lease_ms
     changed: bool = reply.topology_version != state.topology_version
     if changed or state.usage_due():
@@ -167,16 +168,31 @@ def heartbeat(state: ClientState, timeout: float) -> Operation[bool]:
     return changed
 
 
-def _hold_pins(state: ClientState, session: Session, timeout: float) -> Operation[None]:
+def _hold_pins(state: ClientState, session: Session, epoch: int, timeout: float) -> Operation[None]:
     """Takes the read pins again: those of before died with the controller that gave them."""
+    state.epoch = epoch  # first: a look-up of before that ends from here on undoes it, and the next beat takes its pin
     held = state.held_pins(session)
-    if not held:
-        return
-    pairs = [(pin, block_id) for pin, block_ids in held.items() for block_id in block_ids]
-    request = pb.HeartbeatRequest(session=session.session, held_pins=pack_array(pairs, U64))
-    yield Call(CONTROLLER, "Heartbeat", request, timeout)
+    try:
+        for pairs in _portions(held):
+            request = pb.HeartbeatRequest(session=session.session, held_pins=pack_array(pairs, U64))
+            yield Call(CONTROLLER, "Heartbeat", request, timeout)
+    except BaseException:
+        state.epoch = 0
+        raise
     still = state.held_pins(session)  # what was dropped meanwhile may have been taken behind its drop
     state.return_dropped_pins(session, [pin for pin in held if pin not in still])
+
+
+def _portions(held: dict[int, list[int]]) -> Iterator[list[tuple[int, int]]]:
+    """Yields (pin, block) in messages that hold up nobody; those of one pin are in the same one."""
+    pairs: list[tuple[int, int]] = []
+    for pin, block_ids in held.items():
+        pairs += [(pin, block_id) for block_id in block_ids]
+        if len(pairs) >= HELD_BLOCKS_MAX:
+            yield pairs
+            pairs = []
+    if pairs:
+        yield pairs
 
 
 def refresh_nodes(state: ClientState, deadline: Deadline) -> Operation[pb.DescribeClusterReply]:

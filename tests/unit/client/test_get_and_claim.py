@@ -24,12 +24,10 @@ from tqclient.errors import (
 from tqclient.info import PartitionRef
 from tqclient.operations.claims import ClaimHandle, abandon, claim, renew, settle
 from tqclient.operations.consumers import ConsumerRef
-from tqclient.operations.effects import Operation
 from tqclient.operations.put import put
 from tqclient.operations.read import Delivery, get
 from tqclient.operations.sessions import close_session, heartbeat, release_lost_claims
 from tqclient.samplers import Fifo
-from tqclient.wire.v1 import controller_pb2 as pb
 
 ROWS = {"tokens": [torch.arange(3), torch.arange(5), torch.arange(7)], "name": ["a", "b", "c"]}
 
@@ -150,63 +148,6 @@ def test_views_hold_their_pin_until_the_batch_is_closed_or_collected(filled: Fak
     assert len(filled.pins) == 1
     del batches[:]
     gc.collect()
-    filled.run(heartbeat(filled.state, 1.0))
-    assert filled.pins == set()
-
-
-def take_again(service: FakeService) -> Operation[bool]:
-    """Returns a beat that has learned of a restart, and told of the pins, and waits for the reply."""
-    beat = heartbeat(service.state, 1.0)
-    learns = next(beat)
-    tells = beat.send(service.perform(learns))
-    service.perform(tells)
-    return beat
-
-
-def test_views_hold_their_pin_over_a_restart_of_the_controller(filled: FakeService, ref: PartitionRef) -> None:
-    batches = [BatchData(filled.state, do_get(filled, ref, [1], copy=False)) for _ in range(3)]
-    filled.run(heartbeat(filled.state, 1.0))
-    held = filled.pins.copy()
-    assert len(held) == 3
-    filled.epoch, filled.pins = 2, set()
-    batches.pop().close()
-    filled.fault("Heartbeat", gone())
-    with pytest.raises(Unavailable):
-        filled.run(heartbeat(filled.state, 1.0))
-    with pytest.raises(Unavailable):  # it has learned of the restart, and could not tell of the pins
-        take_again(filled).throw(gone())
-    filled.run(heartbeat(filled.state, 1.0))
-    assert len(filled.pins) == 2
-    assert filled.pins < held
-    count = filled.count("Heartbeat")
-    filled.run(heartbeat(filled.state, 1.0))
-    assert filled.count("Heartbeat") == count + 1
-    for batch in batches:
-        batch.close()
-    filled.run(heartbeat(filled.state, 1.0))
-    assert filled.pins == set()
-
-
-def test_a_look_up_that_a_restart_overtook_takes_its_pin_again(filled: FakeService, ref: PartitionRef) -> None:
-    session = filled.state.session
-    assert session is not None
-    filled.epoch = 2
-    filled.run(heartbeat(filled.state, 1.0))
-    filled.state.hold_pin(session, 77, [3], epoch=1)  # the reply is of the former life
-    filled.run(heartbeat(filled.state, 1.0))
-    assert filled.pins == {77}
-
-
-def test_pins_that_are_dropped_while_they_are_taken_again_are_dropped(filled: FakeService, ref: PartitionRef) -> None:
-    batch = BatchData(filled.state, do_get(filled, ref, [1], copy=False))
-    filled.epoch, filled.pins = 2, set()
-    beat = take_again(filled)
-    held, filled.pins = filled.pins, set()
-    batch.close()
-    filled.run(get(filled.state, ref, [2], None, None, True, 5.0))  # carries the drop, and is there ahead of the beat
-    filled.pins |= held
-    with pytest.raises(StopIteration):
-        beat.send(pb.HeartbeatReply(epoch=2))
     filled.run(heartbeat(filled.state, 1.0))
     assert filled.pins == set()
 
