@@ -55,10 +55,10 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     Args:
         environ: that it has else.
     """
-    root = str(Path(__file__).resolve().parent.parent)
+    root = Path(__file__).resolve().parent.parent
     # Those are found anyway, and PYTHONPATH would put them before the standard library, which has back-ports there.
-    found = root in [*site.getsitepackages(), site.getusersitepackages()]
-    paths = [*([] if found else [root]), environ.get("PYTHONPATH")]
+    found = root in [Path(folder).resolve() for folder in (*site.getsitepackages(), site.getusersitepackages())]
+    paths = [*([] if found else [str(root)]), environ.get("PYTHONPATH")]
     path = os.pathsep.join(filter(None, paths))
     return {**environ, "PYTHONSAFEPATH": "1", **({"PYTHONPATH": path} if path else {})}
 

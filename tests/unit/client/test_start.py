@@ -100,12 +100,15 @@ def test_what_an_output_has_no_letter_for_is_escaped(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("given", ["", "/theirs"])
 def test_a_child_finds_these_packages_behind_the_standard_library_where_it_can(
-    monkeypatch: pytest.MonkeyPatch, given: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
     root = str(Path(__file__).parents[3])
     monkeypatch.setattr(site, "getsitepackages", lambda: ["/usr/lib/site-packages"])
     environ = {"PYTHONPATH": given, "A": "b"} if given else {"A": "b"}
     safe = {"A": "b", "PYTHONSAFEPATH": "1"}
     assert child_environment(environ) == {**safe, "PYTHONPATH": f"{root}:{given}".rstrip(":")}
-    monkeypatch.setattr(site, "getsitepackages", lambda: ["/usr/lib/site-packages", root])
-    assert child_environment(environ) == {**safe, **({"PYTHONPATH": given} if given else {})}
+    home = tmp_path / "home"  # a link to where it is
+    home.symlink_to(root)
+    for packages in (root, str(home)):
+        monkeypatch.setattr(site, "getsitepackages", lambda packages=packages: ["/usr/lib/site-packages", packages])
+        assert child_environment(environ) == {**safe, **({"PYTHONPATH": given} if given else {})}
