@@ -250,8 +250,9 @@ def test_a_batch_is_settled_by_its_block(part: tq.Partition, num_workers: int) -
     assert counts(part)["consumed"] == 8
     with batch:  # again: no effect
         pass
-    with pytest.raises(tq.InvalidArgument, match="has ended"):
-        batch.renew()
+    for settled in (batch.renew, batch.release):
+        with pytest.raises(tq.InvalidArgument, match="was acked already"):
+            settled()
 
 
 def test_a_block_after_its_loop_says_that_nothing_was_acked(part: tq.Partition) -> None:

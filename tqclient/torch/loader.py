@@ -210,7 +210,7 @@ class _Stream(Iterator[Any]):
         self._feed = feed
         self._last: list[Held] = []  # at most one; shared with the finalizer
         self._closed = threading.Event()
-        self._taking = threading.Lock()
+        self._taking = threading.RLock()  # a Ctrl-C may leave it taken: by the thread that goes on
         self._finalizer = weakref.finalize(self, _forget, self._state, feed, self._last)
         self._finalizer.atexit = False
 
@@ -316,6 +316,8 @@ class _Claim:
     def _alive(self) -> _Stream:
         stream = self.stream()
         if stream is None:
+            if self.held.verdict is not None:
+                raise InvalidArgument(f"this batch was {self.held.verdict} already")
             raise InvalidArgument("the loop that yielded this batch has ended, which released it")
         return stream
 
