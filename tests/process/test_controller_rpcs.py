@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import grpc
@@ -27,6 +28,7 @@ from tests.process.controller_daemon import (
 from tqclient import errors
 from tqclient.wire.packing import I64, U64, pack_array, pack_blobs, pack_strings, unpack_blobs, unpack_strings
 from tqclient.wire.v1 import controller_pb2 as pb
+from tqserver.controller import links
 
 __all__ = ["client", "controller", "daemon", "node"]
 
@@ -201,12 +203,23 @@ def test_a_namesake_is_refused_until_the_nodes_link_has_ended(daemon: Controller
     assert (after.nodes[0].arena, after.nodes[0].attached) == (7, True)
     client.commit(part, 1)
 
+    node.close()
+    daemon.child.kill()
+    daemon.start()  # the first to come is not the heir: the node itself is on its way
+    with pytest.raises(errors.Unavailable, match=r"until this controller was restarted, at .* a name of its own"):
+        daemon.node(arena=8).next_order()
+    node = daemon.node()
+    assert [0, EXTENT_BYTES, client.generation, part] in rows_of(node.next_order().sync.extents)
+
     node.close()  # its host is gone, and its arena
     wait_until(
         lambda: not client.call("DescribeCluster", pb.DescribeClusterRequest()).nodes[0].attached,
         timeout=10,
         what="the link has ended",
     )
+    with pytest.raises(errors.Unavailable, match="until just now"):
+        daemon.node(arena=8).next_order()
+    time.sleep(links.RETURN_S)
     heir = daemon.node(arena=8)
     assert heir.next_order().sync.extents == b""
     (known,) = client.call("DescribeCluster", pb.DescribeClusterRequest()).nodes

@@ -24,6 +24,9 @@ ORDER_EXTENTS_MAX: Final = 65_536
 GATHER_S: Final = 0.005
 """So long may an order about extents wait for others: nobody waits for it, and what it takes to send one would delay
 the replies to the very calls that brought it about."""
+RETURN_S: Final = 3.0
+"""So long may a node be away, after its link ended or the controller started, before another arena takes its name: it
+tries again within `limits.LINK_BACKOFF_MAX`, and what lies in its arena is called lost by then."""
 TOLD_MAX: Final = 1024
 """Arenas that are remembered because the refusal of their node was logged."""
 
@@ -137,6 +140,8 @@ class Links:
         self._lost_data = lost_data
         self._accept_data_loss = accept_data_loss
         self._links: dict[str, _Link] = {}
+        self._began = clock()
+        self._left: dict[str, float] = {}  # name → when its last link ended
         self._changes = 0
         self._told: set[int] = set()  # arenas of nodes that were refused, and that the log has
         self._closed = False
@@ -251,18 +256,29 @@ class Links:
             )
 
     def _refuse_namesake(self, node: pb.Node) -> None:
-        """A node that was started anew has its former arena, or its former life's link has ended, or will soon."""
-        link = self._links.get(node.name)
-        if link is None or link.arena == node.arena:
+        """Refuses another arena under the name of a node that is attached, or that may come back with what it holds.
+
+        A node that was started anew has its former arena, or its former life's link has ended, or will soon.
+        """
+        former = self._core.node(node.name)
+        if former is None or former.arena == node.arena:
             return
-        attached = self._core.node(node.name)
-        at = attached.address if attached is not None else "another address"
+        if node.name in self._links:
+            state = "is attached already,"
+        elif self._clock() < self._left.get(node.name, self._began) + RETURN_S and self._holds(former):
+            state = "was attached until just now, or until this controller was restarted,"
+        else:
+            return
         message = (
-            f"a node {node.name!r} is attached already, at {at} with another arena: give each node a name of its own; "
-            "if that one is gone, this one is let in as soon as its link has ended"
+            f"a node {node.name!r} {state} at {former.address} with another arena: give each node a name of its own; "
+            f"if that one is gone, this one is let in {RETURN_S:g} s after its link has ended"
         )
         self._log_once(node, message)
         raise Unavailable(message)
+
+    def _holds(self, node: pb.Node) -> bool:
+        extents, _ = self._core.node_sync(node.name, node.arena)
+        return bool(len(extents))
 
     def _log_once(self, node: pb.Node, message: str, **facts: object) -> None:
         """Logs why a node is refused, once: it tries twice a second."""
@@ -294,6 +310,7 @@ class Links:
     def _remove(self, link: _Link) -> None:
         if self._links.get(link.node) is link:
             del self._links[link.node]
+            self._left[link.node] = self._clock()
             self._changes += 1
             _log.info("detached", node=link.node)
 

@@ -406,9 +406,10 @@ class ControllerServicer:
         """The link of one storage node: opened by the node, kept open, opened again after a break. The node sends NodeHello first;
         the controller answers with NodeSync, the whole truth, and then with changes in the order in which they were applied.
         A node that attaches with an arena whose link is open replaces that link; with another arena, under the name of one that
-        is open, it is UNAVAILABLE until that has ended. Orders are not acknowledged: after a break the next NodeSync says
-        everything. FAILED_PRECONDITION when the node has seen a higher sequence than this controller has (which was restored
-        from an older file, or is not the one that the node was with).
+        is open, it is UNAVAILABLE until that has ended, and for some seconds from then on if there is anything in its arena.
+        Orders are not acknowledged: after a break the next NodeSync says everything. FAILED_PRECONDITION when the node has seen
+        a higher sequence than this controller has (which was restored from an older file, or is not the one that the node was
+        with).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
