@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 OPTIONS: Final = (
     ("grpc.max_receive_message_length", limits.MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", limits.MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", -1),  # `Method` bounds replies; a NodeSync is as long as the arena has extents
     ("grpc.server.max_pending_requests", limits.PENDING_REQUESTS_MAX),
     ("grpc.server.max_pending_requests_hard_limit", limits.PENDING_REQUESTS_MAX),
     # A stopped peer keeps its sockets open: only an unanswered ping tells.

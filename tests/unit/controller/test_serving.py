@@ -26,6 +26,7 @@ from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import controller_pb2_grpc
 from tqserver.security import RECHECK_S, Security, TokenFile
 from tqserver.serving import DaemonServer
+from tqserver.storage.link import CHANNEL_OPTIONS
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -62,7 +63,8 @@ class Servicer(controller_pb2_grpc.ControllerServicer):
 
     async def Attach(self, reports: AsyncIterator[pb.NodeReport], context: Any) -> AsyncIterator[pb.NodeOrder]:  # noqa: N802
         async for report in reports:
-            yield pb.NodeOrder(sequence=report.hello.seen_sequence)
+            sync = pb.NodeSync(extents=bytes(report.usage.used_bytes))
+            yield pb.NodeOrder(sequence=report.hello.seen_sequence, sync=sync)
 
 
 Scenario = Callable[[Servicer, DaemonServer, str], Awaitable[None]]
@@ -143,6 +145,19 @@ def test_a_reply_that_is_too_large_says_so() -> None:
             with pytest.raises(grpc.aio.AioRpcError, match=f"at most {limits.MESSAGE_BYTES_MAX}") as caught:
                 await stub.GetDirectories(pb.GetDirectoriesRequest())
             assert isinstance(from_rpc_error(caught.value, peer=""), InvalidArgument)
+
+    serve(scenario)
+
+
+def test_a_node_is_sent_its_extents_however_many_they_are() -> None:
+    async def scenario(servicer: Servicer, server: DaemonServer, address: str) -> None:
+        size_bytes = limits.MESSAGE_BYTES_MAX + 1
+        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            call = controller_pb2_grpc.ControllerStub(channel).Attach()
+            await call.write(pb.NodeReport(usage=pb.NodeUsage(used_bytes=size_bytes)))
+            order = await call.read()
+            assert len(order.sync.extents) == size_bytes
+            call.cancel()
 
     serve(scenario)
 
