@@ -179,8 +179,9 @@ def _hold_pins(state: ClientState, session: Session, epoch: int, timeout: float)
     except BaseException:
         state.epoch = 0
         raise
-    still = state.held_pins(session)  # what was dropped meanwhile may have been taken behind its drop
-    state.return_dropped_pins(session, [pin for pin in held if pin not in still])
+    finally:
+        still = state.held_pins(session)  # what was dropped meanwhile may have been taken behind its drop
+        state.return_dropped_pins(session, [pin for pin in held if pin not in still])
 
 
 def _portions(held: dict[int, list[int]]) -> Iterator[list[tuple[int, int]]]:

@@ -11,6 +11,7 @@ from tests.model.driver import FORM, Driver, claim_request
 from tqclient import limits as wire_limits
 from tqclient.errors import InvalidArgument
 from tqclient.schema import Form
+from tqclient.wire.packing import U64, pack_array
 from tqclient.wire.v1 import common_pb2, journal_pb2
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver.controller.core import limits, validate
@@ -63,6 +64,17 @@ def test_too_much_of_it_is_refused(driver: Driver, kind: str, body: Any, says: s
     with pytest.raises(InvalidArgument, match=says) as refused:
         driver.core.check(journal_pb2.Command(**{kind: body}))
     assert len(str(refused.value)) < 1_000
+
+
+def test_no_more_pins_are_taken_again_than_may_be(driver: Driver) -> None:
+    session = driver.open()
+    with pytest.raises(InvalidArgument, match="held_pins: 1048577 blocks of them, at most 1048576"):
+        driver.core.hold_pins(session, bytes(16 * limits.HELD_PAIRS_MAX + 16))
+    driver.put(session, driver.partition(session), 1)
+    block = next(iter(driver.core._state.blocks.live))
+    driver.core.hold_pins(session, pack_array([[5, block]] * 3, U64))
+    assert driver.core._state.leases.session(session).pins == {5: [block]}
+    driver.core.check_invariants()
 
 
 def test_no_more_pins_are_dropped_than_may_be() -> None:

@@ -63,6 +63,8 @@ DELETED_KEYS_MAX: Final = 65_536
 """Metadata keys that one request deletes."""
 DROPPED_PINS_MAX: Final = 1 << 20
 """Read pins that one request drops."""
+HELD_PAIRS_MAX: Final = 1 << 20
+"""Blocks of read pins that one request takes again: about as many as one look-up can name."""
 RETIRED_WINDOWS_MAX: Final = 4_096
 """Windows without live extents that are remembered, so that none of their bytes can be committed again: about 1 MB. A
 large put has a window of its own, so all of them are soon in use; at 30 large puts a second they go back 2 minutes."""

@@ -25,18 +25,21 @@ def hold(state: State, session: int, held: bytes) -> None:
 
     Raises:
         LeaseExpired: the session has ended.
-        InvalidArgument: it would hold too many pins, or these are malformed.
+        InvalidArgument: it would hold too many pins, or these are malformed, or too many.
     """
     pins = state.leases.session(session).pins
-    fresh: dict[int, list[int]] = {}
-    for pin, block_id in unpack_array(held, U64, what="held_pins", columns=2).tolist():
+    fresh: dict[int, dict[int, None]] = {}
+    pairs = unpack_array(held, U64, what="held_pins", columns=2)
+    if len(pairs) > limits.HELD_PAIRS_MAX:
+        raise InvalidArgument(f"held_pins: {len(pairs)} blocks of them, at most {limits.HELD_PAIRS_MAX}")
+    for pin, block_id in pairs.tolist():
         if pin not in pins and pin < limits.PIN_CHOSEN_MAX and state.blocks.get(block_id) is not None:
-            fresh.setdefault(pin, []).append(block_id)
+            fresh.setdefault(pin, {})[block_id] = None
     if len(pins) + len(fresh) > limits.PINS_PER_SESSION_MAX:
         raise InvalidArgument(f"session {session} holds {limits.PINS_PER_SESSION_MAX} read pins, the most")
-    for block_ids in fresh.values():
+    for pin, block_ids in fresh.items():
+        pins[pin] = list(block_ids)
         state.blocks.pin(block_ids)
-    pins.update(fresh)
 
 
 def located(partition: Partition, request: controller_pb2.LocateRequest) -> Slots:
