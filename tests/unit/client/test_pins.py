@@ -77,8 +77,8 @@ def test_so_does_one_that_ends_while_the_others_are_taken_again(filled: FakeServ
     filled.epoch, filled.pins = 2, set()
     beat = take_again(filled)
     filled.state.hold_pin(session, 77, [3], epoch=1)
-    with pytest.raises(StopIteration):
-        beat.send(pb.HeartbeatReply(epoch=2))
+    with pytest.raises(Unavailable if reply_lost else StopIteration):
+        _ = beat.throw(gone()) if reply_lost else beat.send(pb.HeartbeatReply(epoch=2))
     filled.run(heartbeat(filled.state, 1.0))
     assert 77 in filled.pins
     batch.close()
@@ -100,7 +100,10 @@ def test_many_pins_are_taken_again_by_several_messages(
     assert filled.pins == {101, 102, 103, 104, 105}
 
 
-def test_pins_that_are_dropped_while_they_are_taken_again_are_dropped(filled: FakeService, ref: PartitionRef) -> None:
+@pytest.mark.parametrize("reply_lost", [False, True])
+def test_pins_that_are_dropped_while_they_are_taken_again_are_dropped(
+    filled: FakeService, ref: PartitionRef, *, reply_lost: bool
+) -> None:
     batch = views(filled, ref)
     filled.epoch, filled.pins = 2, set()
     beat = take_again(filled)
@@ -108,7 +111,7 @@ def test_pins_that_are_dropped_while_they_are_taken_again_are_dropped(filled: Fa
     batch.close()
     filled.run(get(filled.state, ref, [2], None, None, True, 5.0))  # carries the drop, and is there ahead of the beat
     filled.pins |= held
-    with pytest.raises(StopIteration):
-        beat.send(pb.HeartbeatReply(epoch=2))
+    with pytest.raises(Unavailable if reply_lost else StopIteration):
+        _ = beat.throw(gone()) if reply_lost else beat.send(pb.HeartbeatReply(epoch=2))
     filled.run(heartbeat(filled.state, 1.0))
     assert filled.pins == set()
