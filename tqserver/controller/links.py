@@ -265,7 +265,7 @@ class Links:
             return
         if node.name in self._links:
             state = "is attached already,"
-        elif self._clock() < self._left.get(node.name, self._began) + RETURN_S and self._holds(former):
+        elif self._clock() < self._left.get(node.name, self._began) + RETURN_S and self._core.is_used(former.arena):
             state = "was attached until just now, or until this controller was restarted,"
         else:
             return
@@ -275,10 +275,6 @@ class Links:
         )
         self._log_once(node, message)
         raise Unavailable(message)
-
-    def _holds(self, node: pb.Node) -> bool:
-        extents, _ = self._core.node_sync(node.name, node.arena)
-        return bool(len(extents))
 
     def _log_once(self, node: pb.Node, message: str, **facts: object) -> None:
         """Logs why a node is refused, once: it tries twice a second."""

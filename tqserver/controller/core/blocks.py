@@ -307,6 +307,10 @@ class BlockTable:
         found = _by_arena(chain(self.live.values(), self.lingering.values()))
         return found.get((node, arena), np.empty((0, 4), np.uint64))
 
+    def lies_in(self, arena: int) -> bool:
+        """Whether any block has bytes in an arena."""
+        return any(extent.arena == arena for record in self.live.values() for extent in record.extents)
+
 
 def _by_arena(records: Iterable[BlockRecord]) -> dict[tuple[str, int], NDArray[np.uint64]]:
     rows: dict[tuple[str, int], list[int]] = {}

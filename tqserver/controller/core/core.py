@@ -437,6 +437,10 @@ class Core:
         """Returns a storage node that has attached."""
         return self._state.nodes.get(name)
 
+    def is_used(self, arena: int) -> bool:
+        """Says whether blocks lie in an arena."""
+        return self._state.blocks.lies_in(arena)
+
     def node_sync(self, node: str, arena: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         """Returns all that a node has to know.
 
