@@ -24,6 +24,7 @@ def test_what_was_answered_survives_kill_9_and_retries_get_the_same_reply(daemon
     first = daemon.start()
     assert (first["pid"], first["epoch"]) == (daemon.child.pid, 1)
     node, client = daemon.node(), daemon.client()
+    assert node.next_order().HasField("sync")
     part = client.create()
     put = client.commit_request(part, 3)
     ids = ids_of(client.call("Commit", put).ids)
