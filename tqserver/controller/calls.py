@@ -140,9 +140,11 @@ class Calls:
     Args:
         pipeline: that journals and applies them.
         waiters: the lines that they stand in.
+        clock: that of the leases.
     """
 
-    def __init__(self, pipeline: Pipeline, waiters: Waiters) -> None:
+    def __init__(self, pipeline: Pipeline, waiters: Waiters, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self.pipeline = pipeline
         self.waiters = waiters
         self.under_way: dict[RequestKey, _Call] = {}
@@ -212,10 +214,17 @@ class Calls:
 
     def orphan(self, key: RequestKey, reply: pb.ClaimReply) -> None:
         """Keeps a claim that was granted to nobody for one lease."""
+        self._keep_orphan(key, reply.claim_id, self._clock() + reply.lease_ms / 1000)
+
+    def _keep_orphan(self, key: RequestKey, claim_id: int, until: float) -> None:
+        """Ends an orphan when the clock of the leases says so, which a stop of this process stops as well."""
         client_id, request = key
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(reply.lease_ms / 1000, self._end_orphan, client_id, request)
-        self._orphans.setdefault(client_id, {})[request] = (reply.claim_id, timer)
+        seconds = until - self._clock()
+        if seconds > 0:
+            timer = asyncio.get_running_loop().call_later(seconds, self._keep_orphan, key, claim_id, until)
+            self._orphans.setdefault(client_id, {})[request] = (claim_id, timer)
+        else:
+            self._end_orphan(client_id, request)
 
     def seen(self, mutation: common_pb2.Mutation) -> None:
         """A client asks: for an orphan (it is one no longer), or for something after giving up on one."""

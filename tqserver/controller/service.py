@@ -69,7 +69,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
             replay_budget=replay_budget,
             replayed=replayed,
         )
-        self._calls = Calls(self._pipeline, self._waiters)
+        self._calls = Calls(self._pipeline, self._waiters, clock)
         self._links = Links(self._pipeline, lost_data, clock=clock, accept_data_loss=accept_data_loss)
         self._closing = False
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from pathlib import Path
 
 import pytest
 
+from tests.unit.controller.test_service import Bench, run
 from tqserver.controller import lease_clock as module
+from tqserver.controller.core.limits import LEASE_MIN_MS
 from tqserver.controller.lease_clock import STALL_S, TICK_S, LeaseClock
 
 
@@ -48,3 +51,21 @@ def test_it_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         ticking.cancel()
 
     asyncio.run(asyncio.wait_for(run(), 10))
+
+
+def test_a_claim_that_nobody_took_is_kept_while_it_stands_still(
+    tmp_path: Path,
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.part = bench.driver.partition(bench.session, "short", lease_ms=LEASE_MIN_MS)
+        bench.driver.put(bench.session, bench.part, 1)
+        await bench.claim_and_leave()
+        await asyncio.sleep(2 * LEASE_MIN_MS / 1000)
+        await bench.set_version(2)
+        assert bench.driver.counts(bench.part) == (0, 0, 1, 0, 0)
+        bench.driver.now += LEASE_MIN_MS / 1000
+        await asyncio.sleep(2 * LEASE_MIN_MS / 1000)
+        await bench.set_version(3)
+        assert bench.driver.counts(bench.part) == (0, 1, 0, 0, 0)
+
+    run(tmp_path, scenario)
