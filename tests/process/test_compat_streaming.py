@@ -237,7 +237,9 @@ def test_workers_of_a_loader_share_the_batches(client: tq.TransferQueueClient, n
     assert seen == {ids[row]: (2, 3 * row) for row in (0, 2, 4, 6)}
 
 
-@pytest.mark.parametrize("changes", [{"batch_size": 0}, {"micro_batch_size": 0}, {"dp_rank": -1}, {"data_fields": []}])
+@pytest.mark.parametrize(
+    "changes", [{"batch_size": 0}, {"micro_batch_size": 0}, {"dp_rank": -1}, {"data_fields": []}, {"data_fields": "x"}]
+)
 def test_datasets_that_make_no_sense(name: str, changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(ValueError, match=r"expected|give a list of names"):
         dataset(name, **changes)

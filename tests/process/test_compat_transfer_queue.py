@@ -385,11 +385,30 @@ def test_keys_and_ids(client: tq.TransferQueueClient, name: str) -> None:
         {"batch_size": 1},
         {"batch_size": 1, "mode": "no such mode", "task_name": "t"},
         {"batch_size": 1, "data_fields": [], "task_name": "t"},
+        {"batch_size": 1, "data_fields": "ab", "task_name": "t"},
+        {"data_fields": "ab", "mode": "force_fetch"},
+        {"batch_size": 1, "data_fields": "ab", "mode": "insert"},
     ],
 )
 def test_requests_that_make_no_sense(client: tq.TransferQueueClient, name: str, arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"mode|batch_size"):
+    client.put(tensors(1), partition_id=name)
+    with pytest.raises(ValueError, match=r"mode|batch_size|data_fields='ab': give a list of names"):
         client.get_meta(**{"data_fields": ["x"], "partition_id": name, **arguments})
+    with pytest.raises(ValueError, match="data_fields='ab': give a list of names"):
+        client.check_production_status("ab", name)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", ["abc", "nan"])
+def test_numbers_of_the_environment_that_are_none(
+    client: tq.TransferQueueClient, name: str, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setenv("TQ_CONTROLLER_GET_METADATA_TIMEOUT", given)
+    with pytest.raises(ValueError, match=f"TQ_CONTROLLER_GET_METADATA_TIMEOUT='?{given}'?: expected"):
+        client.get_meta(["x"], 1, name, task_name="t")
+    monkeypatch.setenv("TQ_PRE_ALLOC_SAMPLE_NUM", given)
+    client.put(tensors(1), partition_id=name)
+    with pytest.raises(ValueError, match=f"TQ_PRE_ALLOC_SAMPLE_NUM='{given}': expected a number"):
+        client.check_consumption_status("t", name)
 
 
 # Processes.

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from tqclient import limits
+from tqclient.arguments import names_of
 from tqclient.compat.transfer_queue import lookup, tags
 from tqclient.compat.transfer_queue.batch_meta import BatchMeta
 from tqclient.compat.transfer_queue.columns import (
@@ -31,6 +33,8 @@ from tqclient.compat.transfer_queue.taking import Ledger, slot_of, take
 from tqclient.consumer import Batch
 from tqclient.errors import ClaimTimeout, InvalidArgument
 from tqclient.partition import Partition
+
+N = TypeVar("N", int, float)
 
 
 class TransferQueueClient(Keys):
@@ -88,8 +92,9 @@ class TransferQueueClient(Keys):
             TooFewSamplesError: there were too few in time; nothing was taken, and it may be called again. Nor is
                 anything taken for a call of the async form that was cancelled while it waited.
             StorageKeyNotFoundError: `force_fetch`, and there is no such partition.
+            InvalidArgument: `data_fields` is no list of names: one string would name fields by its letters.
         """
-        fields = list(data_fields or [])
+        fields = names_of(data_fields or [], what="data_fields")
         if mode == "force_fetch":
             return self.on(partition_id, lambda part, _: self._everything(part, fields))
         if batch_size is None:
@@ -105,8 +110,7 @@ class TransferQueueClient(Keys):
             if batch_size == 0:
                 return BatchMeta.empty()
             return self.fetch_within(fields, batch_size, partition_id, task_name, chosen, 0.0)
-        wait = float(os.environ.get("TQ_CONTROLLER_GET_METADATA_TIMEOUT") or limits.CALL_TIMEOUT)
-        return self._fetch(fields, batch_size, partition_id, task_name, chosen, wait)
+        return self._fetch(fields, batch_size, partition_id, task_name, chosen, _seconds_to_wait())
 
     def _fetch(
         self, fields: list[str], size: int, name: str, task: str, config: dict[str, Any], wait: float
@@ -264,7 +268,7 @@ class TransferQueueClient(Keys):
             info = self.on(partition_id, lambda part, _: part.describe())
         except StorageKeyNotFoundError:
             return False
-        expected = max(1, int(os.environ.get("TQ_PRE_ALLOC_SAMPLE_NUM") or 1))
+        expected = max(1, _number("TQ_PRE_ALLOC_SAMPLE_NUM", int, 1))
         return info.samples >= expected and info.counts.get(task_name, {}).get("consumed") == info.samples
 
     def get_production_status(
@@ -276,7 +280,11 @@ class TransferQueueClient(Keys):
             ids: int64 [samples], ascending.
             status: int8 [samples, fields]: 1 where it is there. Both are None when the partition, or one of the fields,
                 does not exist.
+
+        Raises:
+            InvalidArgument: `data_fields` is no list of names.
         """
+        data_fields = names_of(data_fields, what="data_fields")
 
         def look(part: Partition, _: Ledger) -> tuple[torch.Tensor | None, torch.Tensor | None]:
             known = part.describe().fields
@@ -338,6 +346,22 @@ class TransferQueueClient(Keys):
     async_get_production_status = twin(get_production_status)
     async_check_production_status = twin(check_production_status)
     async_reset_consumption = twin(reset_consumption)
+
+
+def _seconds_to_wait() -> float:
+    wait = _number("TQ_CONTROLLER_GET_METADATA_TIMEOUT", float, limits.CALL_TIMEOUT)
+    if math.isnan(wait):  # which no time is later than
+        raise InvalidArgument("TQ_CONTROLLER_GET_METADATA_TIMEOUT=nan: expected seconds")
+    return wait
+
+
+def _number(variable: str, kind: Callable[[str], N], default: N) -> N:
+    """Reads a number of the environment; one that is unset or empty is the default."""
+    given = os.environ.get(variable)
+    try:
+        return kind(given) if given else default
+    except ValueError:
+        raise InvalidArgument(f"{variable}={given!r:.80}: expected a number") from None
 
 
 def _by_partition(metadata: BatchMeta) -> list[tuple[str, list[int], list[int]]]:

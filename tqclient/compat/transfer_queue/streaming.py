@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from tqclient.arguments import names_of
 from tqclient.compat.transfer_queue.batch_meta import BatchMeta
 from tqclient.compat.transfer_queue.client import TransferQueueClient
 from tqclient.errors import InvalidArgument, Sealed
@@ -59,7 +60,7 @@ class StreamingDataset(IterableDataset[Fetched]):
             process_batch_fn: instead of `chunk_batch_fn`.
 
         Raises:
-            ValueError: a number is too small, or no field is named.
+            ValueError: a number is too small, no field is named, or `data_fields` is one string.
         """
         super().__init__()
         if micro_batch_size < 1 or batch_size < 1 or dp_rank < 0 or not data_fields:
@@ -70,7 +71,7 @@ class StreamingDataset(IterableDataset[Fetched]):
         self.config = config
         self.batch_size = batch_size
         self.micro_batch_size = micro_batch_size
-        self.data_fields = data_fields
+        self.data_fields = names_of(data_fields, what="data_fields")
         self.partition_id = partition_id
         self.task_name = task_name
         self.dp_rank = dp_rank
