@@ -67,8 +67,8 @@ class Holdings:
         leaks += [f"mapping {line}" for line in self.mappings - before.mappings]
         new_files = self.shm_files - before.shm_files
         if new_files:
-            used = _shm_files_in_use()
-            leaks += [f"file {SHM}/{name}" for name in sorted(new_files - used)]
+            used = _inodes_in_use()
+            leaks += [f"file {SHM}/{name}" for name in sorted(new_files) if _inode(SHM / name) not in used]
         return leaks
 
 
@@ -130,15 +130,28 @@ def _children() -> Iterator[int]:
             yield from map(int, Path(f"/proc/self/task/{task}/children").read_text().split())
 
 
-def _shm_files_in_use() -> set[str]:
-    """Names of files in /dev/shm that some process of this machine has open or mapped."""
-    used: set[str] = set()
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
+
+
+def _inodes_in_use() -> set[int | None]:
+    """Inodes of files in /dev/shm that some process of this machine has open or mapped; None: of one that is gone.
+
+    Not their names: the C library makes a semaphore under another name than it has from then on.
+    """
+    used: set[int | None] = {None}
     prefix = f"{SHM}/"
     for process in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):  # it has ended, or is another user's
             for number in os.listdir(f"/proc/{process}/fd"):
                 with suppress(OSError):
-                    used.add(os.readlink(f"/proc/{process}/fd/{number}").removeprefix(prefix))
+                    descriptor = f"/proc/{process}/fd/{number}"
+                    if os.readlink(descriptor).startswith(prefix):
+                        used.add(os.stat(descriptor).st_ino)
             for line in Path(f"/proc/{process}/maps").read_text().splitlines():
-                used.add(line.partition(prefix)[2])
+                if f" {prefix}" in line:
+                    used.add(int(line.split(maxsplit=5)[4]))
     return used
