@@ -69,12 +69,13 @@ class Aside:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
+            hand = _Hand(self._done)
+            if not self._closed:
+                self._hands.append(hand)  # first: a signal may raise while it starts, and `close` is to end it
             try:
-                hand = _Hand(self._done)
+                hand.start()
             except RuntimeError:  # no thread can be started any more: Python 3.12 says so from `atexit` on
                 return None
-            if not self._closed:
-                self._hands.append(hand)
             return hand
 
     def _done(self, hand: _Hand) -> bool:
@@ -96,6 +97,9 @@ class _Hand:
         self.work: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[Any]] | None] = SimpleQueue()
         self._done = done
         self._thread = threading.Thread(target=self._run, name="tq-aside", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread; raises RuntimeError where there can be none."""
         self._thread.start()
 
     def _run(self) -> None:
@@ -112,7 +116,7 @@ class _Hand:
 
     def join(self) -> None:
         """Waits for its end."""
-        if self._thread is not threading.current_thread():
+        if self._thread is not threading.current_thread() and self._thread.is_alive():
             self._thread.join(END_SECONDS)
 
 

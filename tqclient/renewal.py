@@ -52,7 +52,7 @@ class RenewedChannel:
     def _stat(self) -> list[tuple[int, int, int]]:
         try:
             stats = [os.stat(file) for file in self._files]
-        except OSError:  # one is about to be replaced
+        except (OSError, ValueError):  # one is about to be replaced, or can be none: whoever reads it says so
             return []
         return [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats]
 

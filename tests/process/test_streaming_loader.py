@@ -224,7 +224,7 @@ def test_settling_by_hand(part: tq.Partition) -> None:
                 loader.ack()
     assert seen == [[0, 1], [2, 3], [2, 3], [4, 5]]
     assert counts(part)["consumed"] == 6
-    with pytest.raises(tq.InvalidArgument, match="has ended"):
+    with pytest.raises(tq.InvalidArgument, match="was acked already"):
         batch.release()
 
 

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Final
 
-from tqclient.errors import LeaseExpired, PartitionNotFound
+from tqclient.errors import LeaseExpired, PartitionNotFound, Unavailable
 from tqclient.info import PartitionRef
-from tqclient.operations.effects import Operation
+from tqclient.operations.effects import Operation, Sleep
 from tqclient.operations.sessions import mutate
 from tqclient.state import ClientState
 from tqclient.wire.v1 import controller_pb2 as pb
+
+RETRACTING_POLL: Final = 0.005
+"""Seconds between looks whether the chores have ended an earlier registration."""
 
 
 def register(state: ClientState, ref: PartitionRef, timeout: float | None = None) -> Operation[None]:
     """Registers this client; from here on the chores do so again whenever its session was lost."""
     # Counted before: who is cancelled meanwhile may be registered.
     state.producing[ref.partition_id] = state.producing.get(ref.partition_id, 0) + 1
+    deadline = state.deadline(timeout)
     done = False
     try:
-        yield from _register(state, ref.partition_id, state.deadline(timeout).timeout)
+        while ref.partition_id in state.retracting:  # what is under way would take this one back as well
+            if deadline.remaining() <= RETRACTING_POLL:
+                raise Unavailable(
+                    f"partition {ref.name!r}: the end of an earlier registration of this client was not confirmed "
+                    f"within {deadline.timeout} s; try again"
+                )
+            yield Sleep(RETRACTING_POLL)
+        yield from _register(state, ref.partition_id, deadline.remaining())
         done = True
     finally:
         if not done and _is_last(state, ref.partition_id):

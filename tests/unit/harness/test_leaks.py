@@ -6,6 +6,7 @@ import mmap
 import multiprocessing
 import os
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from tests.harness.leaks import SHM, Holdings, leaks_nothing
 
 
 @pytest.fixture
-def file() -> Path:
-    return SHM / f"tq-leak-{uuid.uuid4().hex}"
+def file() -> Iterator[Path]:
+    path = SHM / f"tq-leak-{uuid.uuid4().hex}"
+    yield path
+    for left in SHM.glob(f"{path.name}*"):
+        left.unlink()
 
 
 def found() -> list[str]:
@@ -28,7 +32,6 @@ def test_a_file_that_nobody_uses_is_found(file: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(leaks, "GRACE_SECONDS", 0.05)
     with pytest.raises(AssertionError, match=f"file {file}"), leaks_nothing():
         file.write_bytes(b"bytes")
-    file.unlink()
 
 
 def test_a_file_that_is_open_or_mapped_somewhere_is_left_to_whoever_uses_it(file: Path) -> None:
@@ -43,7 +46,6 @@ def test_a_file_that_is_open_or_mapped_somewhere_is_left_to_whoever_uses_it(file
     assert f"file {other}" not in found()
     mapped.close()
     assert f"file {other}" in found()
-    other.unlink()
 
 
 def test_a_semaphore_is_in_use_for_as_long_as_there_is_one() -> None:
