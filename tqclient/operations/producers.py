@@ -20,9 +20,9 @@ def register(state: ClientState, ref: PartitionRef, timeout: float | None = None
     """Registers this client; from here on the chores do so again whenever its session was lost."""
     # Counted before: who is cancelled meanwhile may be registered.
     state.producing[ref.partition_id] = state.producing.get(ref.partition_id, 0) + 1
-    deadline = state.deadline(timeout)
     done = False
     try:
+        deadline = state.deadline(timeout)
         while ref.partition_id in state.retracting:  # what is under way would take this one back as well
             if deadline.remaining() <= RETRACTING_POLL:
                 raise Unavailable(
