@@ -71,6 +71,9 @@ class LostClaim:
     claim_id: int
     request: controller_pb2.ClaimRequest | None = None
 
+    def __str__(self) -> str:
+        return f"claim {self.claim_id} of session {self.session}"
+
 
 @dataclass(slots=True)
 class LostPermit:
@@ -87,6 +90,9 @@ class LostPermit:
     partition_id: int
     permit: int
     request: controller_pb2.AcquirePermitRequest | None = None
+
+    def __str__(self) -> str:
+        return f"permit {self.permit} of session {self.session}"
 
 
 @dataclass(frozen=True, slots=True)

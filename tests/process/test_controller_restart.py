@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import wait_until
-from tests.process.controller_daemon import Controller, daemon, ids_of, rows_of
+from tests.process.controller_daemon import Controller, Node, daemon, ids_of, rows_of
 from tqclient import errors
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver.failpoints import EXIT_STATUS, POINTS
@@ -215,16 +215,20 @@ def test_a_data_directory_that_cannot_be_is_called_so(daemon: Controller, tmp_pa
     assert json.loads(line)["error"].startswith(f"data_dir {daemon.data_dir}: ")
 
 
+def refused_by_its_end(daemon: Controller, node: Node, message: str) -> None:
+    """Checks that a node is refused, and that the controller ends, since its journal must be an older one."""
+    with pytest.raises(errors.UnsupportedVersion, match=message):
+        node.next_order()
+    assert daemon.child.wait(timeout=10) == 3
+    node.close()
+
+
 def test_a_journal_older_than_what_a_node_has_seen_is_refused(daemon: Controller) -> None:
     daemon.start()
     node = daemon.node()
     assert node.next_order().HasField("sync")
     node.close()
-    node = daemon.node(seen=1_000_000)
-    with pytest.raises(errors.UnsupportedVersion, match="restored from an older file"):
-        node.next_order()
-    assert daemon.child.wait(timeout=10) == 3
-    node.close()
+    refused_by_its_end(daemon, daemon.node(seen=1_000_000), "restored from an older file")
     daemon.start("--accept-data-loss")
     node = daemon.node(seen=1_000_000)
     assert rows_of(node.next_order().sync.extents) == []
@@ -234,11 +238,7 @@ def test_a_journal_older_than_what_a_node_has_seen_is_refused(daemon: Controller
 def test_a_journal_that_is_new_where_a_node_is_not_is_refused(daemon: Controller) -> None:
     """However little the node has seen: it would free all of its blocks."""
     daemon.start()
-    node = daemon.node(seen=1)
-    with pytest.raises(errors.UnsupportedVersion, match="knows of no arena: it is a new file"):
-        node.next_order()
-    assert daemon.child.wait(timeout=10) == 3
-    node.close()
+    refused_by_its_end(daemon, daemon.node(seen=1), "knows of no arena: it is a new file")
 
 
 @pytest.mark.parametrize("seen", [1_000_000, 1], ids=["more", "less"])
@@ -260,11 +260,7 @@ def test_a_node_of_another_controller_keeps_its_blocks_and_does_not_end_this_one
     assert daemon.child.running
     assert daemon.child.stderr.count("it knows nothing of that arena") == 1
     node.close()
-    node = daemon.node(arena=7, seen=1_000_000)  # its own node
-    with pytest.raises(errors.UnsupportedVersion, match="restored from an older file"):
-        node.next_order()
-    assert daemon.child.wait(timeout=10) == 3
-    node.close()
+    refused_by_its_end(daemon, daemon.node(arena=7, seen=1_000_000), "restored from an older file")  # its own node
 
 
 def test_a_damaged_journal_is_refused_by_name(daemon: Controller) -> None:

@@ -6,10 +6,10 @@ import logging
 from dataclasses import dataclass
 
 from tqclient import limits
-from tqclient.errors import BackpressureTimeout, InvalidArgument, LeaseExpired, Sealed, TQError, Unavailable
+from tqclient.errors import InvalidArgument, LeaseExpired, TQError
 from tqclient.info import PartitionRef
 from tqclient.operations.effects import CONTROLLER, UNKNOWN_OUTCOME, Call, Deadline, Operation, call
-from tqclient.operations.sessions import CLOSE_TIMEOUT, in_session, settle_each
+from tqclient.operations.sessions import CLOSE_TIMEOUT, in_session, settle_each, settle_lost
 from tqclient.state import ClientState, LostPermit, Session
 from tqclient.wire.v1 import controller_pb2 as pb
 
@@ -126,20 +126,7 @@ def _return(state: ClientState, lost: LostPermit, session: Session) -> Operation
 
 def return_lost_permits(state: ClientState) -> Operation[None]:
     """Gives back permits that this client holds at the controller but nobody in it knows of any more."""
-    yield from settle_each(state.lost_permits, lambda lost: _settle_permit(state, lost))
-
-
-def _settle_permit(state: ClientState, lost: LostPermit) -> Operation[None]:
-    try:
-        yield from _return_lost(state, lost)
-    except Unavailable:
-        raise
-    except (LeaseExpired, BackpressureTimeout, Sealed):
-        _log.debug("permit %d of session %d was never granted, or has ended", lost.permit, lost.session)
-    except TQError as error:
-        _log.warning("permit %d of session %d is left to its session: %s", lost.permit, lost.session, error)
-    if lost.request is not None:
-        state.requests.settle(lost.request.mutation.request)
+    yield from settle_each(state.lost_permits, lambda lost: settle_lost(state, lost, _return_lost(state, lost)))
 
 
 def _return_lost(state: ClientState, lost: LostPermit) -> Operation[None]:

@@ -13,9 +13,9 @@ from itertools import chain
 from typing import Any, Final, TypeVar
 
 from tqclient import limits
-from tqclient.errors import ClaimTimeout, LeaseExpired, Sealed, TQError, Unavailable
+from tqclient.errors import BackpressureTimeout, ClaimTimeout, LeaseExpired, Sealed, TQError, Unavailable
 from tqclient.operations.effects import CONTROLLER, Backoff, Call, Deadline, Operation, Sleep, call, pause
-from tqclient.state import ClientState, LostClaim, Session
+from tqclient.state import ClientState, LostClaim, LostPermit, Session
 from tqclient.windows import Unanswered, Window
 from tqclient.wire.packing import U64, pack_array
 from tqclient.wire.v1 import controller_pb2 as pb
@@ -229,22 +229,23 @@ def settle_each(lost: deque[T], settle: Callable[[T], Operation[None]]) -> Opera
             return
 
 
-def release_lost_claims(state: ClientState) -> Operation[None]:
-    """Gives back claims that this client holds at the controller but nobody in it knows of any more."""
-    yield from settle_each(state.lost_claims, lambda lost: _settle_claim(state, lost))
-
-
-def _settle_claim(state: ClientState, lost: LostClaim) -> Operation[None]:
+def settle_lost(state: ClientState, lost: LostClaim | LostPermit, give_back: Operation[None]) -> Operation[None]:
+    """Gives back what was lost; who is refused has nothing to give back."""
     try:
-        yield from _release_lost(state, lost)
+        yield from give_back
     except Unavailable:
         raise
-    except (LeaseExpired, ClaimTimeout, Sealed):
-        _log.debug("claim %d of session %d was never granted, or has ended", lost.claim_id, lost.session)
+    except (LeaseExpired, ClaimTimeout, BackpressureTimeout, Sealed):
+        _log.debug("%s was never granted, or has ended", lost)
     except TQError as error:
-        _log.warning("claim %d of session %d is left to its lease: %s", lost.claim_id, lost.session, error)
+        _log.warning("%s is left to its lease, or the end of that session: %s", lost, error)
     if lost.request is not None:
         state.requests.settle(lost.request.mutation.request)
+
+
+def release_lost_claims(state: ClientState) -> Operation[None]:
+    """Gives back claims that this client holds at the controller but nobody in it knows of any more."""
+    yield from settle_each(state.lost_claims, lambda lost: settle_lost(state, lost, _release_lost(state, lost)))
 
 
 def _release_lost(state: ClientState, lost: LostClaim) -> Operation[None]:

@@ -120,7 +120,7 @@ def take_ready(consumer: Consumer, most: int, step: int) -> list[Claimed]:
             if not taken:
                 raise
             return (
-                taken  # they count as consumed: nobody else is given them. What failed fails again with the next claim
+                taken  # they count as consumed: nobody else is given them; what failed fails again with the next claim
             )
         else:
             most -= len(taken[-1].rows.ids)

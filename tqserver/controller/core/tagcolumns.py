@@ -6,7 +6,7 @@ each takes a microsecond.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -102,9 +102,8 @@ class TagColumns:
         found = self._numbers.get(tag)
         if found is None:
             found = self._numbers.add(tag, np.full(capacity, -np.inf))
-            for start in range(0, len(own), CHUNK_ROWS):
-                maps = tags.unpacked(own[start : start + CHUNK_ROWS])
-                found[start : start + len(maps)] = [tags.number(each.get(tag)) for each in maps]
+            for part, maps in _unpacked(own):
+                found[part] = [tags.number(each.get(tag)) for each in maps]
         return found
 
     def having(
@@ -133,10 +132,9 @@ class TagColumns:
     def _make(self, wanted: Iterable[str | bytes], own: Sequence[bytes], capacity: int) -> None:
         known = {tag for tag, values in self._values.items() if not values.is_full or len(own) > limits.TAG_VALUES_MAX}
         missing = [TagValues(tag, capacity) for tag in wanted if tag not in known]
-        for start in range(0, len(own) if missing else 0, CHUNK_ROWS):
-            maps = tags.unpacked(own[start : start + CHUNK_ROWS])
+        for part, maps in _unpacked(own if missing else ()):
             for column in missing:
-                column.set(slice(start, start + len(maps)), maps)
+                column.set(part, maps)
         for column in missing:
             self._values.add(column.tag, column)
 
@@ -150,12 +148,11 @@ class TagColumns:
 
     def set(self, slots: NDArray[np.int64], own: Sequence[bytes]) -> None:
         """Samples have these tags now."""
-        for start in range(0, len(own) if len(self._numbers) or len(self._values) else 0, CHUNK_ROWS):
-            maps, part = tags.unpacked(own[start : start + CHUNK_ROWS]), slots[start : start + CHUNK_ROWS]
+        for part, maps in _unpacked(own if len(self._numbers) or len(self._values) else ()):
             for tag, numbers in self._numbers.items():
-                numbers[part] = [tags.number(each.get(tag)) for each in maps]
+                numbers[slots[part]] = [tags.number(each.get(tag)) for each in maps]
             for values in self._values:
-                values.set(part, maps)
+                values.set(slots[part], maps)
         self._changed()
 
     def _changed(self) -> None:
@@ -166,3 +163,10 @@ class TagColumns:
         """Keeps these slots (int64 [n], or a slice), in this order, as the first ones, and makes room for more."""
         self._numbers.replace(lambda array: grown(array[kept], capacity))
         self._values.replace(lambda values: values.move(kept, capacity))
+
+
+def _unpacked(own: Sequence[bytes]) -> Iterator[tuple[slice, list[dict[Any, Any]]]]:
+    """Yields the maps of some samples at a time, and which of them these are."""
+    for start in range(0, len(own), CHUNK_ROWS):
+        maps = tags.unpacked(own[start : start + CHUNK_ROWS])
+        yield slice(start, start + len(maps)), maps
