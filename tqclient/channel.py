@@ -17,18 +17,16 @@ from tqclient.errors import InvalidArgument
 from tqclient.lane import AnyLane, Methods
 from tqclient.operations.effects import CLOSED, CONTROLLER
 from tqclient.renewal import RenewedAioChannel, RenewedChannel
-from tqclient.wire.dialing import DIALING
+from tqclient.wire.dialing import dial, dial_aio
 from tqclient.wire.pem import check_certificates, check_pair
 from tqclient.wire.v1 import controller_pb2, storage_pb2
 from tqclient.wire.v1.controller_pb2_grpc import ControllerStub
 from tqclient.wire.v1.storage_pb2_grpc import StorageStub
 
 OPTIONS: Final = (
-    *DIALING,
     ("grpc.max_send_message_length", limits.MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", limits.MESSAGE_BYTES_MAX),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.use_local_subchannel_pool", 1),
 )
 
 FORMER_SECONDS: Final = 30.0
@@ -116,17 +114,12 @@ class Access:
         return renewed(files, open_channel) if files else open_channel()
 
     def _open(self, address: str) -> grpc.Channel:
-        if self.tls is None:
-            channel = grpc.insecure_channel(address, options=OPTIONS)
-        else:
-            channel = grpc.secure_channel(address, self.tls.credentials(), options=OPTIONS)
+        channel = dial(address, self.tls.credentials() if self.tls else None, OPTIONS)
         return grpc.intercept_channel(channel, _BearerToken(self.token)) if self.token else channel
 
     def _open_aio(self, address: str) -> Any:
         interceptors = _aio_interceptors(self.token) if self.token else None
-        if self.tls is None:
-            return grpc.aio.insecure_channel(address, options=OPTIONS, interceptors=interceptors)
-        return grpc.aio.secure_channel(address, self.tls.credentials(), options=OPTIONS, interceptors=interceptors)
+        return dial_aio(address, self.tls.credentials() if self.tls else None, OPTIONS, interceptors)
 
 
 class Channels:

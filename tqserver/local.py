@@ -37,7 +37,7 @@ import grpc
 
 from tqclient.errors import InvalidArgument, Unavailable
 from tqclient.start import child_environment
-from tqclient.wire.dialing import DIALING
+from tqclient.wire.dialing import dial
 from tqclient.wire.v1 import storage_pb2, storage_pb2_grpc
 from tqserver.config import parse_size
 
@@ -332,7 +332,7 @@ class LocalCluster:
     def _wait_nodes(self, failing: str, ready: Callable[[storage_pb2.DescribeNodeReply], bool], timeout: float) -> None:
         deadline = time.monotonic() + timeout
         for daemon in self._storage:
-            with grpc.insecure_channel(daemon.address, DIALING) as channel:
+            with dial(daemon.address) as channel:
                 stub = storage_pb2_grpc.StorageStub(channel)  # type: ignore[no-untyped-call,unused-ignore]
                 while True:
                     with contextlib.suppress(grpc.RpcError):

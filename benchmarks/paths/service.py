@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-import grpc
 import numpy as np
 
 from benchmarks.paths import Ends, Path, Setup
@@ -18,7 +17,7 @@ from benchmarks.paths.engine import OVER_TCP
 from benchmarks.payload import Batch, Bytes, Payload, Rows, Shape, check
 from benchmarks.workers import Worker, serve, stop_all
 from tqclient.transport.base import NodeTransport, Place
-from tqclient.wire.dialing import DIALING
+from tqclient.wire.dialing import dial
 from tqclient.wire.v1 import common_pb2, storage_pb2
 from tqclient.wire.v1.storage_pb2_grpc import StorageStub
 
@@ -43,7 +42,7 @@ class Node:
             raise RuntimeError(f"no path to storage node {node.name!r} is open")
         self.transport: NodeTransport = found
         self._client = client
-        self.stub: Any = StorageStub(grpc.insecure_channel(node.address, DIALING))  # type: ignore[no-untyped-call]
+        self.stub: Any = StorageStub(dial(node.address))  # type: ignore[no-untyped-call]
         self._read = found.read
         self._arena: Bytes | None = None
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tqclient.channel import OPTIONS
 from tqclient.limits import WIRE_VERSION
 from tqclient.samplers import Sampler
+from tqclient.wire.dialing import dial
 from tqclient.wire.packing import I64, unpack_array
 from tqclient.wire.v1 import common_pb2
 from tqclient.wire.v1 import controller_pb2 as pb
@@ -40,7 +41,7 @@ class Peer:
     @classmethod
     def connect(cls, address: str) -> tuple[Peer, grpc.Channel]:
         """Opens a channel of its own, which is the caller's to close, and a session over it."""
-        channel = grpc.insecure_channel(address, OPTIONS)
+        channel = dial(address, options=OPTIONS)
         peer = cls(ControllerStub(channel))  # type: ignore[no-untyped-call]
         peer.opened(peer.stub.OpenSession(peer.opening(), timeout=CALL_SECONDS))
         return peer, channel

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
-import grpc
 import torch
 
 import tqclient as tq
@@ -17,6 +16,7 @@ from benchmarks.scale.peer import Peer
 from benchmarks.statistics import Spread
 from benchmarks.workers import Worker, stop_all
 from tqclient.channel import OPTIONS
+from tqclient.wire.dialing import dial_aio
 from tqclient.wire.v1.controller_pb2_grpc import ControllerStub
 from tqserver.local import LocalCluster
 
@@ -56,7 +56,7 @@ async def _claimers(pipe: Any, address: str, partition_id: int, waiting: int) ->
     async with AsyncExitStack() as stack:
         peers = []
         for _ in range(SESSIONS):
-            channel = await stack.enter_async_context(grpc.aio.insecure_channel(address, OPTIONS))
+            channel = await stack.enter_async_context(dial_aio(address, options=OPTIONS))
             peer = Peer(ControllerStub(channel), at_once=True)  # type: ignore[no-untyped-call]
             peer.opened(await peer.stub.OpenSession(peer.opening()))
             peers.append(peer)

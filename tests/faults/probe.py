@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-import grpc
-
 from tests.harness import wait_until
+from tqclient.wire.dialing import dial
 from tqclient.wire.v1 import storage_pb2, storage_pb2_grpc
 
 LEASE = 1.0
@@ -52,7 +51,7 @@ class NodeProbe:
 
 @contextmanager
 def node_probe(address: str) -> Iterator[NodeProbe]:
-    with grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+    with dial(address) as channel:
         stub = storage_pb2_grpc.StorageStub(channel)
         yield NodeProbe(
             lambda: stub.DescribeNode(storage_pb2.DescribeNodeRequest(), timeout=ANSWER_SECONDS, wait_for_ready=True)

@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import tqclient as tq
 from tests.faults.mixed_load import MixedLoad, check
 from tests.harness import Ledger, Supervisor, wait_until
+from tqclient.wire.dialing import dial
 from tqserver.local import Daemon, LocalCluster
 
 LEASE = 1.0
@@ -62,7 +63,7 @@ class _Watch:
 
 @contextmanager
 def _watched(daemon: Daemon, service: str) -> Iterator[_Watch]:
-    with grpc.insecure_channel(daemon.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+    with dial(daemon.address) as channel:
         watch = _Watch(channel, service)
         try:
             yield watch

@@ -22,6 +22,7 @@ from tests.harness.hosts import Host, Network
 from tests.harness.remote import Remote
 from tests.harness.supervisor import stop_processes
 from tqclient.limits import MIB
+from tqclient.wire.dialing import dial
 from tqclient.wire.v1 import storage_pb2, storage_pb2_grpc
 
 CONTROLLER: Final = "controller"
@@ -92,8 +93,7 @@ class Nodes:
     """Asks the storage nodes; lives on the controller's host."""
 
     def __init__(self, addresses: dict[str, str]) -> None:
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        self._channels = {name: grpc.insecure_channel(address, options) for name, address in addresses.items()}
+        self._channels = {name: dial(address) for name, address in addresses.items()}
 
     def describe(self, name: str) -> bytes:
         """What a node says of itself, on the wire."""

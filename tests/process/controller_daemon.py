@@ -17,6 +17,7 @@ import pytest
 
 from tests.harness import Child, Supervisor
 from tqclient.schema import Form
+from tqclient.wire.dialing import dial
 from tqclient.wire.packing import pack_strings
 from tqclient.wire.status import from_rpc_error
 from tqclient.wire.v1 import common_pb2 as common
@@ -57,8 +58,7 @@ class Controller:
 
     def channel(self) -> grpc.Channel:
         """Opens a channel, closed with the test."""
-        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 50)]
-        channel = grpc.insecure_channel(self.address, options=options)
+        channel = dial(self.address)
         self._channels.append(channel)
         return channel
 

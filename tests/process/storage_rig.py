@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 
 from tqclient.limits import CHUNK_BYTES, MIB
+from tqclient.wire.dialing import dial
 from tqclient.wire.packing import U64, pack_array
 from tqclient.wire.status import from_rpc_error
 from tqclient.wire.v1 import controller_pb2, controller_pb2_grpc, storage_pb2, storage_pb2_grpc
@@ -126,7 +127,7 @@ class Rig(AbstractContextManager["Rig"]):
     def launch(self) -> None:
         self.daemon.launch()
         self.daemon.wait_serving(time.monotonic() + 15)
-        self.channel = grpc.insecure_channel(self.daemon.address, options=[("grpc.use_local_subchannel_pool", 1)])
+        self.channel = dial(self.daemon.address)
         self.stub = storage_pb2_grpc.StorageStub(self.channel)
 
     def attach(self, extents: Extents = [], sessions: list[int] = [], sequence: int = 1) -> controller_pb2.NodeHello:  # noqa: B006

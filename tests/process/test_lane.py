@@ -7,7 +7,6 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 
@@ -21,6 +20,7 @@ from tqclient.limits import MIB
 from tqclient.operations.ahead import ReadAhead
 from tqclient.operations.read import Holdings
 from tqclient.rows import RowSet
+from tqclient.wire.dialing import dial
 from tqclient.wire.v1 import lane_pb2
 from tqclient.wire.v1.lane_pb2_grpc import LaneStub
 from tqserver.local import LocalCluster
@@ -36,7 +36,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lane_of(address: str) -> lane_pb2.FindLaneReply:
-    with grpc.insecure_channel(address) as channel:
+    with dial(address) as channel:
         return LaneStub(channel).Find(lane_pb2.FindLaneRequest(), timeout=5)
 
 

@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import grpc
 import pytest
 
 from tests.process.storage_rig import wait_for
 from tqclient.errors import InvalidArgument, Unavailable
+from tqclient.wire.dialing import dial
 from tqclient.wire.v1 import controller_pb2, controller_pb2_grpc, storage_pb2, storage_pb2_grpc
 from tqserver.local import LocalCluster
 
@@ -26,7 +26,7 @@ def alive(pid: int) -> bool:
 
 
 def nodes(cluster: LocalCluster) -> list[controller_pb2.Node]:
-    with grpc.insecure_channel(cluster.address) as channel:
+    with dial(cluster.address) as channel:
         reply = controller_pb2_grpc.ControllerStub(channel).DescribeCluster(
             controller_pb2.DescribeClusterRequest(), timeout=5
         )
@@ -34,7 +34,7 @@ def nodes(cluster: LocalCluster) -> list[controller_pb2.Node]:
 
 
 def describe(address: str) -> storage_pb2.DescribeNodeReply:
-    with grpc.insecure_channel(address) as channel:
+    with dial(address) as channel:
         return storage_pb2_grpc.StorageStub(channel).DescribeNode(storage_pb2.DescribeNodeRequest(), timeout=5)
 
 

@@ -10,7 +10,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 import torch
@@ -18,6 +17,7 @@ import torch
 import tqclient as tq
 from tests.harness.supervisor import wait_until
 from tqclient.limits import MIB
+from tqclient.wire.dialing import dial
 from tqclient.wire.v1 import storage_pb2, storage_pb2_grpc
 from tqserver.local import Daemon, LocalCluster
 
@@ -72,7 +72,7 @@ def check_rows(part: tq.Partition, ids: dict[int, int]) -> None:
 
 
 def arena_of(daemon: Daemon) -> Path:
-    with grpc.insecure_channel(daemon.address) as channel:
+    with dial(daemon.address) as channel:
         stub = storage_pb2_grpc.StorageStub(channel)  # type: ignore[no-untyped-call,unused-ignore]
         return Path(stub.DescribeNode(storage_pb2.DescribeNodeRequest(), timeout=5).arena_path)
 

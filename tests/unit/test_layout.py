@@ -141,3 +141,16 @@ def test_every_command_that_is_installed_exists() -> None:
         (file,) = _sources(command.module.replace(".", "/"))
         defined = {node.name for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)}
         assert command.attr in defined, command
+
+
+def test_every_channel_is_dialed_in_one_place() -> None:
+    # With gRPC's defaults, calls may never end: see DIALING.
+    openers = ("insecure_channel", "secure_channel")
+    elsewhere = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in _sources(*PACKAGES)
+        if file != ROOT / "tqclient" / "wire" / "dialing.py"
+        for node in ast.walk(ast.parse(file.read_text(), str(file)))
+        if isinstance(node, ast.Attribute) and node.attr in openers
+    ]
+    assert elsewhere == []

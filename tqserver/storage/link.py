@@ -12,7 +12,6 @@ import grpc
 
 from tqclient.errors import TQError, Unavailable
 from tqclient.limits import BACKOFF_FIRST, MESSAGE_BYTES_MAX
-from tqclient.wire.dialing import DIALING
 from tqclient.wire.status import from_rpc_error
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import controller_pb2_grpc
@@ -20,7 +19,6 @@ from tqserver import limits, logs
 from tqserver.storage.node import Node
 
 CHANNEL_OPTIONS: Final = (
-    *DIALING,
     ("grpc.max_receive_message_length", -1),  # a NodeSync is as long as the arena has extents
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
 )

@@ -18,6 +18,7 @@ import grpc
 from tqclient.errors import TQError
 from tqclient.wire import mooncake
 from tqclient.wire.addresses import host_of, is_loopback
+from tqclient.wire.dialing import dial_aio
 from tqclient.wire.pem import check_certificates, check_pair
 from tqclient.wire.v1 import storage_pb2_grpc
 from tqserver import limits, logs
@@ -143,10 +144,7 @@ class StorageConfig:
 
     def open_channel(self) -> grpc.aio.Channel:
         """Opens a channel to the controller; reads certificates anew each time."""
-        credentials = self.credentials()
-        if credentials is None:
-            return grpc.aio.insecure_channel(self.controller, options=CHANNEL_OPTIONS)
-        return grpc.aio.secure_channel(self.controller, credentials, options=CHANNEL_OPTIONS)
+        return dial_aio(self.controller, self.credentials(), CHANNEL_OPTIONS)
 
     def link_metadata(self) -> tuple[tuple[str, str], ...]:
         """Returns the token that this node shows to the controller.

@@ -16,6 +16,7 @@ import grpc
 import pytest
 
 from tqclient.aside import Aside
+from tqclient.wire.dialing import dial
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import controller_pb2_grpc, storage_pb2, storage_pb2_grpc
 
@@ -78,7 +79,7 @@ def aside() -> Iterator[Aside]:
 @pytest.mark.parametrize("kind", ["unary", "future", "answers", "requests"])
 def test_a_channel_serves_others_after_every_interrupt(no_leaks: None, address: str, kind: str) -> None:
     aside = Aside()
-    channel = aside.channel(grpc.insecure_channel(address))
+    channel = aside.channel(dial(address))
     controller: Any = controller_pb2_grpc.ControllerStub(channel)  # type: ignore[no-untyped-call]
     storage: Any = storage_pb2_grpc.StorageStub(channel)  # type: ignore[no-untyped-call]
     request = pb.DescribeClusterRequest()

@@ -27,6 +27,7 @@ from tqclient.lane import IDLE_MAX, Connection, Lane, why_not
 from tqclient.lane_search import FIND_AGAIN_SECONDS, CallTime
 from tqclient.operations.effects import CONTROLLER, Call, Operation
 from tqclient.wire import lane as wire
+from tqclient.wire.dialing import dial
 from tqclient.wire.status import from_detail
 from tqclient.wire.v1 import common_pb2, controller_pb2_grpc, lane_pb2
 from tqclient.wire.v1 import controller_pb2 as pb
@@ -361,7 +362,7 @@ def test_an_older_daemon_tells_of_no_lane() -> None:
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+    with dial(f"127.0.0.1:{port}") as channel:
         assert why_not(channel) == "it does not tell of a lane (UNIMPLEMENTED)"
     server.stop(None).wait()
 

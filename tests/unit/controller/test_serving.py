@@ -21,6 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tqclient import limits
 from tqclient.errors import InternalError, InvalidArgument, SampleNotFound, TQError, Unauthenticated, Unavailable
+from tqclient.wire.dialing import dial_aio
 from tqclient.wire.status import from_rpc_error
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import controller_pb2_grpc
@@ -109,7 +110,7 @@ def test_what_a_handler_raises_arrives_as_its_class(
     session: int, error: type[TQError], text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(servicer: Servicer, server: DaemonServer, address: str) -> None:
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with dial_aio(address) as channel:
             with pytest.raises(error, match=text) as caught:
                 await beat(channel, session)
             assert caught.value.ids == ((4,) if session == 1 else ())
@@ -121,7 +122,7 @@ def test_what_a_handler_raises_arrives_as_its_class(
 
 def test_bytes_that_do_not_parse_are_an_invalid_argument_in_calls_and_streams() -> None:
     async def scenario(servicer: Servicer, server: DaemonServer, address: str) -> None:
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with dial_aio(address) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await channel.unary_unary("/tq.v1.Controller/Heartbeat")(b"\xff\xff")
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -140,7 +141,7 @@ def test_bytes_that_do_not_parse_are_an_invalid_argument_in_calls_and_streams() 
 
 def test_a_reply_that_is_too_large_says_so() -> None:
     async def scenario(servicer: Servicer, server: DaemonServer, address: str) -> None:
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with dial_aio(address) as channel:
             stub = controller_pb2_grpc.ControllerStub(channel)
             with pytest.raises(grpc.aio.AioRpcError, match=f"at most {limits.MESSAGE_BYTES_MAX}") as caught:
                 await stub.GetDirectories(pb.GetDirectoriesRequest())
@@ -152,7 +153,7 @@ def test_a_reply_that_is_too_large_says_so() -> None:
 def test_a_node_is_sent_its_extents_however_many_they_are() -> None:
     async def scenario(servicer: Servicer, server: DaemonServer, address: str) -> None:
         size_bytes = limits.MESSAGE_BYTES_MAX + 1
-        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        async with dial_aio(address, options=CHANNEL_OPTIONS) as channel:
             call = controller_pb2_grpc.ControllerStub(channel).Attach()
             await call.write(pb.NodeReport(usage=pb.NodeUsage(used_bytes=size_bytes)))
             order = await call.read()
@@ -164,7 +165,7 @@ def test_a_node_is_sent_its_extents_however_many_they_are() -> None:
 
 def test_the_handler_of_a_caller_that_left_is_cancelled() -> None:
     async def scenario(servicer: Servicer, server: DaemonServer, address: str) -> None:
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with dial_aio(address) as channel:
             with pytest.raises(TQError):
                 await beat(channel, 3, timeout=0.1)
             await asyncio.wait_for(servicer.cancelled.wait(), 5)
@@ -175,7 +176,7 @@ def test_the_handler_of_a_caller_that_left_is_cancelled() -> None:
 def test_draining_says_not_serving_first_and_cuts_off_what_does_not_end() -> None:
     async def scenario(servicer: Servicer, server: DaemonServer, address: str) -> None:
         seen = []
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with dial_aio(address) as channel:
             assert await health(channel) == SERVING
             request = health_pb2.HealthCheckRequest(service="tq.v1.Controller")
             watch = health_pb2_grpc.HealthStub(channel).Watch(request)
@@ -197,7 +198,7 @@ def test_tokens_are_asked_for_everywhere_but_for_health_and_never_logged(
     (tmp_path / "tokens").write_text("one\n\ntwo\n")
 
     async def scenario(servicer: Servicer, server: DaemonServer, address: str) -> None:
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with dial_aio(address) as channel:
             assert await health(channel) == SERVING
             for metadata in ((), (("authorization", "Bearer on"),), (("authorization", "one"),)):
                 with pytest.raises(Unauthenticated):
@@ -335,7 +336,7 @@ def test_tls_refuses_strangers_and_follows_a_rotation(tmp_path: Path, monkeypatc
 
     async def calls(address: str, roots: bytes, client: tuple[bytes, bytes] | None) -> bool:
         credentials = grpc.ssl_channel_credentials(roots, *(client or (None, None)))
-        async with grpc.aio.secure_channel(address, credentials) as channel:
+        async with dial_aio(address, credentials) as channel:
             try:
                 return (await beat(channel, timeout=5)).epoch == 5
             except TQError:
@@ -359,7 +360,7 @@ def test_tls_refuses_strangers_and_follows_a_rotation(tmp_path: Path, monkeypatc
 
 def test_a_watch_says_what_follows_and_ends_with_the_daemon_instead_of_holding_it_up() -> None:
     async def scenario(servicer: Servicer, server: DaemonServer, address: str) -> None:
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with dial_aio(address) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             watches = {
                 name: stub.Watch(health_pb2.HealthCheckRequest(service=name))

@@ -12,6 +12,7 @@ import pytest
 
 from tests.harness import FaultProxy, wait_until
 from tests.harness.proxy import AnswerScanner
+from tqclient.wire.dialing import dial
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -239,8 +240,7 @@ def grpc_proxy(handler: CountingHandler) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def call(grpc_proxy: FaultProxy) -> Iterator[grpc.UnaryUnaryMultiCallable]:
-    options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
-    with grpc.insecure_channel(grpc_proxy.address, options) as channel:
+    with dial(grpc_proxy.address) as channel:
         yield channel.unary_unary("/test/Echo")
 
 

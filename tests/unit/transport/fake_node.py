@@ -16,6 +16,7 @@ from tqclient.errors import LeaseExpired, SampleNotFound, TQError
 from tqclient.limits import MIB
 from tqclient.transport import BufferPool, NodeTransport, open_transport
 from tqclient.wire.arena import ArenaHeader
+from tqclient.wire.dialing import dial
 from tqclient.wire.status import DETAIL_KEY, status_of, to_detail
 from tqclient.wire.v1 import common_pb2, controller_pb2, storage_pb2, storage_pb2_grpc
 
@@ -108,7 +109,7 @@ class Opener:
         storage_pb2_grpc.add_StorageServicer_to_server(node, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
-        self._channel = grpc.insecure_channel(self.address, [("grpc.use_local_subchannel_pool", 1)])
+        self._channel = dial(self.address)
         self._opened: list[NodeTransport] = []
 
     def __call__(self, prefer: str = "auto", *, arena: int = ARENA) -> NodeTransport:
