@@ -73,7 +73,7 @@ class MixedLoad:
             for index, (kind, transport) in enumerate(loads)
         ]
         for child in self.children:
-            child.wait_for("calling", timeout=40)
+            child.wait_for("calling")
 
     @property
     def written_bytes(self) -> int:
@@ -95,7 +95,7 @@ def wait_for_end(child: Child) -> None:
         status = child.wait(timeout=STOP_SECONDS)
     except AssertionError:
         child.signal(signal.SIGUSR1)
-        wait_until(lambda: "most recent call first" in child.stderr, timeout=5, what="its stack")
+        wait_until(lambda: "most recent call first" in child.stderr, what="its stack")
         raise AssertionError(f"it hangs\n{child.report()}") from None
     assert status == 0, child.report()
 

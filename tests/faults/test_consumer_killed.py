@@ -40,7 +40,7 @@ def test_what_a_killed_consumer_held_is_delivered_again(
         ids = part.put({"x": torch.arange(ROWS), "y": [torch.arange(row) for row in range(ROWS)]}).tolist()
         part.get(ids)["y"]  # what a process does only once (imports) must not count for the redelivery
         consumer = supervisor.python(CONSUMER, cluster.address, transport, ROWS // claims, claims)
-        assert consumer.wait_for("holding", timeout=60) == f"holding {ids}"
+        assert consumer.wait_for("holding") == f"holding {ids}"
         assert part.describe().counts["actor"]["leased"] == ROWS
 
         consumer.kill()

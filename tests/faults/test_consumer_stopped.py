@@ -67,19 +67,19 @@ def test_the_ack_of_a_consumer_that_was_held_past_its_lease_is_refused(
         part = client.create_partition("part", lease=LEASE)
         ids = put_rows(part, ledger, ROWS)
         held = supervisor.python(CONSUMER, cluster.address, ledger.directory, 1, ROWS)
-        wait_until(lambda: held.stopped, timeout=60, what="the consumer stops")
+        wait_until(lambda: held.stopped, what="the consumer stops")
         with ledger.writer() as writer:
             batch = part.consumer("actor").claim(ROWS, timeout=10)
             token = writer.claimed("actor", batch.ids)
             assert batch.ids.tolist() == ids
             assert batch.attempts.tolist() == [2] * ROWS
             held.resume()
-            assert held.wait_for("turn 0: ", timeout=10) == "turn 0: LeaseExpired"
+            assert held.wait_for("turn 0: ") == "turn 0: LeaseExpired"
             assert part.describe().counts["actor"]["leased"] == ROWS  # the refused ack has not touched the other claim
             writer.acking(token)
             batch.ack()
             writer.acked(token)
-        assert held.wait(timeout=10) == 0, held.report()
+        assert held.wait() == 0, held.report()
         assert part.describe().counts["actor"]["consumed"] == ROWS
         ledger.check(outcome(part, ids))
 
@@ -93,7 +93,7 @@ def hold_around_the_lease(supervisor: Supervisor, ledger: Ledger, rng: random.Ra
         part = client.create_partition("part", lease=LEASE, max_attempts=1000)
         ids = put_rows(part, ledger, turns * ROWS)
         held = supervisor.python(CONSUMER, cluster.address, ledger.directory, turns, ROWS)
-        wait_until(lambda: held.stopped, timeout=60, what="the consumer stops")
+        wait_until(lambda: held.stopped, what="the consumer stops")
 
         def consume() -> None:
             with ledger.writer() as writer:
@@ -109,19 +109,19 @@ def hold_around_the_lease(supervisor: Supervisor, ledger: Ledger, rng: random.Ra
 
         other: threading.Thread | None = None
         for turn in range(turns):
-            wait_until(lambda: held.stopped or not held.running, timeout=20, what=f"the consumer stops in turn {turn}")
+            wait_until(lambda: held.stopped or not held.running, what=f"the consumer stops in turn {turn}")
             resumes = time.monotonic() + LEASE * rng.uniform(0.9, 1.1)
-            wait_until(lambda: time.monotonic() >= resumes, timeout=5, what="about a lease")  # noqa: B023
+            wait_until(lambda: time.monotonic() >= resumes, what="about a lease")  # noqa: B023
             held.resume()
             if other is None:
                 other = threading.Thread(target=consume)
                 other.start()
             if held.running:
-                wait_until(lambda: f"turn {turn}: " in held.stdout or not held.running, timeout=20, what="an ack")  # noqa: B023
+                wait_until(lambda: f"turn {turn}: " in held.stdout or not held.running, what="an ack")  # noqa: B023
         assert other is not None
         held.resume()
         other.join(60)
-        assert held.wait(timeout=20) == 0, held.report()
+        assert held.wait() == 0, held.report()
         assert part.describe().counts["actor"]["consumed"] == len(ids)
         ledger.check(outcome(part, ids))
 

@@ -104,7 +104,7 @@ def _send_into_the_crash(
         assert may_be_answered, "it crashed too late"
     except errors.Unavailable:
         pass  # the reply, if there was one, went down with the process
-    assert daemon.child.wait(timeout=10) == EXIT_STATUS
+    assert daemon.child.wait() == EXIT_STATUS
     return reply
 
 
@@ -127,11 +127,11 @@ def test_a_snapshot_that_a_crash_cut_short_is_never_read(daemon: Controller) -> 
         client.create(f"p{number}")
     daemon.child.kill()
     daemon.spawn("--snapshot-records", "1", env={"TQ_FAILPOINT": f"{failpoints.SNAPSHOT_MIDDLE}:exit"})
-    assert daemon.child.wait(timeout=10) == EXIT_STATUS
+    assert daemon.child.wait() == EXIT_STATUS
     (draft,) = daemon.data_dir.glob("snapshot-*")
     assert draft.suffix == ".draft"
     daemon.start("--snapshot-records", "1")
-    wait_until(lambda: _snapshots(daemon), timeout=10, what="a snapshot that counts")
+    wait_until(lambda: _snapshots(daemon), what="a snapshot that counts")
     assert not draft.exists()
     listed = client.call("ListPartitions", pb.ListPartitionsRequest()).partitions
     assert [each.name for each in listed] == [f"p{number}" for number in range(5)]

@@ -121,7 +121,7 @@ def test_it_serves_two_seconds_after_a_kill_from_records_alone_and_from_a_snapsh
     filled.child.kill()
     _start(filled, "--replay-budget", "0.001")
     claimed = _check(filled, claimed)
-    wait_until(lambda: _snapshots(filled), timeout=20, what="a snapshot")
+    wait_until(lambda: _snapshots(filled), what="a snapshot")
     filled.child.kill()
     _start(filled)
     claimed = _check(filled, claimed)

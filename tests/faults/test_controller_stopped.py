@@ -66,7 +66,7 @@ def test_a_client_that_is_gone_when_the_controller_goes_on_loses_its_claim(
         part = client.create_partition("part", consumers=["actor"], lease=LEASE)
         part.put({"x": torch.arange(ROWS)})
         consumer = supervisor.python(CONSUMER, cluster.address, ROWS)
-        consumer.wait_for("holding", timeout=60)
+        consumer.wait_for("holding")
         consumer.kill()
         hold(cluster)
         gone_on = time.monotonic()

@@ -43,7 +43,7 @@ class _Watch:
         self._call: Any = health_pb2_grpc.HealthStub(channel).Watch(request)
         self._thread = threading.Thread(target=self._run, name="health-watch")
         self._thread.start()
-        wait_until(lambda: self.seen, timeout=10, what="the first word")
+        wait_until(lambda: self.seen, what="the first word")
 
     @property
     def statuses(self) -> list[int]:
@@ -58,7 +58,7 @@ class _Watch:
 
     def close(self) -> None:
         self._call.cancel()
-        self._thread.join(10)
+        self._thread.join(60)
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def test_sigterm_under_load_drains_and_loses_nothing(
         load = MixedLoad(supervisor, ledger, cluster.address, "part", callers=CALLERS, seed=seed)
         for _ in range(2):
             goal = load.written_bytes + WORK_BYTES
-            wait_until(lambda: load.written_bytes >= goal, timeout=30, what="work")  # noqa: B023
+            wait_until(lambda: load.written_bytes >= goal, what="work")  # noqa: B023
             with _watched(daemon, f"tq.v1.{name.capitalize()}") as watch:
                 assert watch.statuses == [SERVING]
                 start = time.monotonic()
@@ -94,7 +94,7 @@ def test_sigterm_under_load_drains_and_loses_nothing(
                 assert watch.seen[1][1] < start + took
             daemon.restart(timeout=30)
         goal = load.written_bytes + WORK_BYTES
-        wait_until(lambda: load.written_bytes >= goal, timeout=30, what="work goes on")
+        wait_until(lambda: load.written_bytes >= goal, what="work goes on")
         load.stop()
         check(ledger, part)
 

@@ -219,7 +219,7 @@ def test_a_reader_slower_than_its_lease_gets_no_other_bytes(
         part = client.create_partition("part")
         cleared, kept = part.put({"x": [row(1)]}).tolist() + part.put({"x": [row(2)]}).tolist()
         reader = supervisor.python(SLOW_READER, cluster.address, transport, cleared, kept)
-        wait_until(lambda: reader.stopped, timeout=60, what="the reader stops")
+        wait_until(lambda: reader.stopped, what="the reader stops")
         sealed = probe.used().sealed
         part.clear(ids=[cleared])
         assert probe.used().sealed == sealed  # for as long as the reader's lease lasts
@@ -228,9 +228,9 @@ def test_a_reader_slower_than_its_lease_gets_no_other_bytes(
         node = probe.describe()
         assert node.capacity_bytes - sum(probe.used()) < ROW_BYTES, "nobody has taken the bytes that it will look at"
         reader.resume()
-        reader.wait_for("done", timeout=20)
+        reader.wait_for("done")
         assert reader.stdout.splitlines() == ["raised SampleNotFound", "got [2, 2, 2, 2]", "done"]
-        assert reader.wait(timeout=10) == 0
+        assert reader.wait() == 0
 
 
 def test_a_claim_read_later_than_its_lease_is_made_anew(no_leaks: None, supervisor: Supervisor) -> None:
@@ -243,7 +243,7 @@ def test_a_claim_read_later_than_its_lease_is_made_anew(no_leaks: None, supervis
         part = client.create_partition("part")
         ids = part.put({"x": [row(1)]})
         reader = supervisor.python(SLOW_CONSUMER, cluster.address)
-        wait_until(lambda: reader.stopped, timeout=60, what="the consumer stops")
+        wait_until(lambda: reader.stopped, what="the consumer stops")
         with part.consumer("actor").claim(1, timeout=20) as batch:
             assert (batch.ids.tolist(), batch.attempts.tolist()) == (ids.tolist(), [2])
         part.clear(ids=ids)
@@ -251,7 +251,7 @@ def test_a_claim_read_later_than_its_lease_is_made_anew(no_leaks: None, supervis
         node = probe.describe()
         assert node.capacity_bytes - sum(probe.used()) < ROW_BYTES, "nobody has taken the bytes that it will look at"
         reader.resume()
-        reader.wait_for("done", timeout=20)
+        reader.wait_for("done")
         assert reader.stdout.splitlines() == [f"claimed {99 + others} at attempt 1", "done"]
-        assert reader.wait(timeout=10) == 0
+        assert reader.wait() == 0
         assert part.describe().counts["actor"]["consumed"] == 1

@@ -49,7 +49,7 @@ def _made(supervisor: Supervisor, directory: Path, *, checkpointed: bool) -> _Wr
         client.create(f"p{number:02d}")
     if checkpointed:
         daemon.child.terminate()
-        assert daemon.child.wait(timeout=10) == 0
+        assert daemon.child.wait() == 0
     else:
         daemon.child.kill()
     daemon.close()
@@ -113,7 +113,7 @@ def test_a_bit_that_flips_amid_the_journal_is_refused_by_file_and_sequence(kille
     for half in (range(end // 10, end // 2), range(end // 2, end * 8 // 10)):
         bit = rng.choice(half) * 8 + rng.randrange(8)
         daemon = killed.with_file(LOG, _flipped(log, bit))
-        assert daemon.spawn().wait(timeout=20) == REFUSED_STATUS, f"bit {bit}"
+        assert daemon.spawn().wait() == REFUSED_STATUS, f"bit {bit}"
         assert f"copy-{killed._copies}/{LOG}" in daemon.child.stderr
         assert daemon.child.stdout == ""
         last_good = int(daemon.child.stderr.split("the last record before it is ")[1].split(".")[0])
@@ -140,7 +140,7 @@ def test_a_bit_that_flips_in_a_checkpointed_journal_is_refused_or_matters_to_nob
             assert _names(client) == [f"p{number:02d}" for number in range(COMMANDS)]
             child.kill()
         else:
-            assert child.wait(timeout=20) == REFUSED_STATUS
+            assert child.wait() == REFUSED_STATUS
             assert f"copy-{ended._copies}/{DATABASE}" in child.stderr
             refused += 1
         daemon.close()
@@ -152,7 +152,7 @@ def test_a_bit_that_flips_in_a_checkpointed_journal_is_refused_or_matters_to_nob
 def _first_words(daemon: Controller) -> str:
     """What it prints first: that it serves, or nothing before it ends."""
     try:
-        line = daemon.child.wait_for("serving", timeout=20)
+        line = daemon.child.wait_for("serving")
     except AssertionError:
         assert not daemon.child.running
         return ""

@@ -129,7 +129,7 @@ def test_a_full_disk_refuses_mutations_serves_reads_and_recovers_when_there_is_r
     node.close()
     _kill(confined)
     disk.fill_up()
-    assert confined.spawn().wait(timeout=20) == 1  # it can't write down that it started
+    assert confined.spawn().wait() == 1  # it can't write down that it started
     assert "disk is full" in confined.child.stderr
 
 
@@ -165,9 +165,9 @@ def test_a_disk_that_fails_under_load_ends_the_process_and_nothing_acknowledged_
     threads = [threading.Thread(target=caller.put_until_it_fails) for caller in callers]
     for thread in threads:
         thread.start()
-    wait_until(lambda: any(caller.error for caller in callers), timeout=20, what="the disk fails")
+    wait_until(lambda: any(caller.error for caller in callers), what="the disk fails")
     begin = time.monotonic()
-    assert daemon.child.wait(timeout=10) == JOURNAL_FAILED_STATUS
+    assert daemon.child.wait() == JOURNAL_FAILED_STATUS
     assert time.monotonic() - begin <= ENDS_SECONDS
     for thread in threads:
         thread.join(JOIN_SECONDS)
@@ -197,7 +197,7 @@ def test_a_controller_restored_from_an_older_file_refuses_the_storage_that_has_s
         data.rename(cluster.directory / "newest")
         shutil.copytree(cluster.directory / "backup", data)
         cluster.controller.launch()
-        wait_until(lambda: cluster.controller.returncode is not None, timeout=20, what="it refuses")
+        wait_until(lambda: cluster.controller.returncode is not None, what="it refuses")
         assert cluster.controller.returncode == LOST_DATA_STATUS
         assert "it was restored from an older file" in cluster.controller.log.read_text()
         shutil.rmtree(data)

@@ -183,7 +183,7 @@ def test_a_client_whose_replies_are_lost_at_random_puts_and_acks_each_sample_onc
         for batch in consumer.batches(64):
             acked += batch.ids.tolist()
         info = part.describe()
-        wait_until(lambda: client.describe().claims == 0, timeout=5, what="no claim is left over")
+        wait_until(lambda: client.describe().claims == 0, what="no claim is left over")
     assert info.samples == len(put) == 180
     assert sorted(acked) == sorted(put)
     assert info.counts["c"]["consumed"] == 180

@@ -83,12 +83,12 @@ class Stage:
         """Returns a pid for each of the stops."""
         script = self._supervisor.python(PRODUCERS, self._cluster.address, transport, values, *stops, name=transport)
         self._output = script
-        return [int(script.wait_for(f"stop {stop}: ", timeout=60).rpartition(" ")[2]) for stop in stops]
+        return [int(script.wait_for(f"stop {stop}: ").rpartition(" ")[2]) for stop in stops]
 
     def start(self, pid: int) -> int:
         """Lets a producer put; returns how many bytes it had written when it stopped."""
         os.kill(pid, signal.SIGUSR1)
-        line = self._output.wait_for(f"{pid} wrote ", timeout=10)
+        line = self._output.wait_for(f"{pid} wrote ")
         return int(line.rpartition(" ")[2].rstrip("."))
 
     def assert_nothing_came_of_it(self) -> None:
@@ -171,9 +171,9 @@ def test_producers_killed_at_random_instants_lose_nothing_that_was_acknowledged(
             producer = supervisor.python(
                 STEADY_PRODUCER, cluster.address, transport, turn * 1_000_000, ledger.directory, name=f"steady-{turn}"
             )
-            producer.wait_for("ready", timeout=60)
+            producer.wait_for("ready")
             end = time.monotonic() + rng.uniform(0.0, 0.5)
-            wait_until(lambda: time.monotonic() >= end, timeout=5, what="its turn")  # noqa: B023
+            wait_until(lambda: time.monotonic() >= end, what="its turn")  # noqa: B023
             producer.kill()
             wait_until(lambda: probe.used()[1:] == (0, 0), timeout=LEASE + 0.5, what="reserved bytes come back")
             present = check_rows(part, ledger, turn * 1_000_000)

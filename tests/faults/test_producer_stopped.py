@@ -95,7 +95,7 @@ def test_a_stopped_producer_changes_no_foreign_byte_and_its_late_seal_is_refused
             for number, name in enumerate(["shm put", "shm once", "grpc once"], start=1)
         }
         for producer in held.values():
-            wait_until(lambda: producer.stopped, timeout=60, what=f"{producer.name} stops")  # noqa: B023
+            wait_until(lambda: producer.stopped, what=f"{producer.name} stops")  # noqa: B023
         resumes = time.monotonic() + STOP_LEASES * LEASE
         # What a stopped process has mapped stays out of use; what it would have to send can go to others.
         wait_until(lambda: probe.used().reserved == 0, timeout=LEASE + 0.5, what="the leases of the stopped run out")
@@ -111,11 +111,11 @@ def test_a_stopped_producer_changes_no_foreign_byte_and_its_late_seal_is_refused
         for producer in held.values():
             producer.resume()
         for name in ("shm once", "grpc once"):
-            answer = held[name].wait_for("answer: ", timeout=10)
+            answer = held[name].wait_for("answer: ")
             assert answer.startswith("answer: LeaseExpired: "), answer
-        recovered = int(held["shm put"].wait_for("answer: [", timeout=20).removeprefix("answer: [").rstrip("]"))
+        recovered = int(held["shm put"].wait_for("answer: [").removeprefix("answer: [").rstrip("]"))
         for producer in held.values():
-            assert producer.wait(timeout=10) == 0, producer.report()
+            assert producer.wait() == 0, producer.report()
 
         assert part.describe().samples == len(stored) + 1
         for reader in (part, streaming.partition("part")):

@@ -91,7 +91,6 @@ def cycles_of_killing(cycles: int) -> None:
                 before = [len(producer.put) for producer in producers]
                 wait_until(
                     lambda: all(len(p.put) >= n + 5 for p, n in zip(producers, before, strict=True)),  # noqa: B023
-                    timeout=20,
                     what="both producers put something more",
                 )
                 sealed = [max(producer.put.items()) for producer in producers]

@@ -181,6 +181,5 @@ def _waiting_call(client: Client, part: int) -> Any:
 def _wait_for_waiting(client: Client, count: int) -> None:
     wait_until(
         lambda: client.call("DescribeCluster", pb.DescribeClusterRequest()).waiting_claims == count,
-        timeout=30,
         what=f"{count} claims wait",
     )

@@ -19,8 +19,10 @@ from tqclient.lane import Lane
 from tqclient.limits import MIB
 
 SHM: Final = Path("/dev/shm")
-GRACE_SECONDS: Final = 5.0
+GRACE_SECONDS: Final = 30.0
 """Threads and sockets that were told to end may take so long."""
+SOCKET_SECONDS: Final = 5.0
+"""So long is waited for a socket that not every build of the transfer engine opens."""
 # gRPC keeps its poller for the life of the process; an event loop that leaks shows up by its sockets.
 _SHARED_DESCRIPTORS: Final = ("anon_inode:[eventpoll]", "anon_inode:[eventfd]", "/dev/null", "/dev/urandom", "/proc/")
 
@@ -96,7 +98,7 @@ def load_engine() -> None:
 
     Engine("127.0.0.1", "", MIB).release()
     with suppress(AssertionError):  # other builds of the library may do without
-        wait_until(_has_datagram_socket, timeout=GRACE_SECONDS, what="the library's thread has its socket")
+        wait_until(_has_datagram_socket, timeout=SOCKET_SECONDS, what="the library's thread has its socket")
 
 
 def _has_datagram_socket() -> bool:

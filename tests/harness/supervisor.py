@@ -13,18 +13,20 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 POLL_SECONDS: Final = 0.01
+PATIENCE_SECONDS: Final = 60.0
+"""What comes at once otherwise may take so long on a busy machine; only who waits in vain waits for all of it."""
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], *, timeout: float, what: str) -> T:
+def wait_until(condition: Callable[[], T], *, what: str, timeout: float = PATIENCE_SECONDS) -> T:
     """Polls until the condition is true.
 
     Args:
         condition: cheap; its first true result is returned.
-        timeout: seconds.
         what: is waited for, for the failure.
+        timeout: seconds; less than PATIENCE_SECONDS where it is promised.
 
     Raises:
         AssertionError: it did not come true in time.
@@ -89,7 +91,7 @@ class Child:
     def kill(self) -> None:
         """SIGKILL, and waits until the process is gone."""
         self.signal(signal.SIGKILL)
-        self.wait(timeout=10)
+        self.wait()
 
     def stop(self) -> None:
         """SIGSTOP, and waits until the process has stopped."""
@@ -109,14 +111,14 @@ class Child:
         if self.running:
             os.kill(self.pid, number)
 
-    def wait(self, *, timeout: float) -> int:
+    def wait(self, *, timeout: float = PATIENCE_SECONDS) -> int:
         """Waits for the end; returns the exit status, negative for a signal."""
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.name} did not end within {timeout} s\n{self.report()}") from None
 
-    def wait_for(self, text: str, *, timeout: float = 10) -> str:
+    def wait_for(self, text: str, *, timeout: float = PATIENCE_SECONDS) -> str:
         """Waits until a line on stdout holds the text, and returns that line.
 
         Raises:
@@ -221,7 +223,7 @@ def stop_processes(*pids: int) -> None:
     """SIGSTOP to processes, and waits until none of their threads runs."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: all(map(is_stopped, pids)), timeout=10, what=f"processes {pids} stop")
+    wait_until(lambda: all(map(is_stopped, pids)), what=f"processes {pids} stop")
 
 
 def _state(task: Path) -> str:

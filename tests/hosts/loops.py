@@ -63,7 +63,7 @@ def stoppable(name: str) -> Iterator[threading.Event]:
 
 def stop(_client: tq.Client, name: str) -> None:
     """Lets a loop of this process end; it may have only just begun."""
-    wait_until(lambda: name in _stops, timeout=10, what=f"{name} begins")
+    wait_until(lambda: name in _stops, what=f"{name} begins")
     _stops[name].set()
 
 

@@ -113,7 +113,7 @@ def test_a_partition_loses_what_it_is_meant_to_and_heals(
 ) -> None:
     with network.partitioned(network["a"], direction):
         assert heard(probes, network.hosts) == EVERY_WAY - lost
-    wait_until(lambda: heard(probes, network.hosts) == EVERY_WAY, timeout=5, what="all hear each other again")
+    wait_until(lambda: heard(probes, network.hosts) == EVERY_WAY, what="all hear each other again")
 
 
 def test_an_error_there_is_raised_here(probes: dict[str, Remote]) -> None:
@@ -143,9 +143,9 @@ def test_a_process_that_escaped_its_group_is_ended_and_reported(tmp_path: Path) 
             child = network["a"].run(["sh", "-c", "setsid sleep 60 & echo $!"], name="escaping")
             pid = int(child.wait_for(""))
             pids.append(pid)
-            wait_until(lambda: os.getsid(pid) == pid, timeout=5, what="it has a group of its own")
+            wait_until(lambda: os.getsid(pid) == pid, what="it has a group of its own")
 
     pids: list[int] = []
     with pytest.raises(AssertionError, match=r"left behind on the hosts: .*sleep 60"):
         let_escape()
-    wait_until(lambda: not Path(f"/proc/{pids[0]}").exists(), timeout=5, what="the stray is gone")
+    wait_until(lambda: not Path(f"/proc/{pids[0]}").exists(), what="the stray is gone")

@@ -97,7 +97,7 @@ def test_a_reader_on_another_host_slower_than_its_lease_gets_no_other_bytes(clus
     cleared, kept = user.call(put_two)
     address = cluster.controller.address
     reader = cluster.script(CLIENTS[1], SLOW_READER, address, TRANSPORT, cleared, kept, name="slow-reader")
-    wait_until(lambda: reader.stopped, timeout=60, what="the reader stops")
+    wait_until(lambda: reader.stopped, what="the reader stops")
     sealed = cluster.probe(NODE).used().sealed
     user.call(clear, cleared)
     assert cluster.probe(NODE).used().sealed == sealed  # for as long as the reader's lease lasts
@@ -106,9 +106,9 @@ def test_a_reader_on_another_host_slower_than_its_lease_gets_no_other_bytes(clus
     while user.call(fill_up):  # until no hole is left that another row fits: the reader can't look without meeting one
         pass
     reader.resume()
-    reader.wait_for("done", timeout=20)
+    reader.wait_for("done")
     assert reader.stdout.splitlines() == ["raised SampleNotFound", "got [2, 2, 2, 2]", "done"]
-    assert reader.wait(timeout=10) == 0
+    assert reader.wait() == 0
 
 
 def flip_bits(client: tq.Client, arena: Path, flips: int, seed: int) -> dict[str | None, int]:

@@ -88,7 +88,7 @@ class Stage:
     def catch(self, writers: dict[int, Child], stops: dict[int, int], seize: Callable[[Child], None]) -> dict[int, int]:
         """Lets all writers begin, and seizes each when so much of it has arrived; returns how much that was."""
         for writer in writers.values():
-            writer.wait_for("ready", timeout=60)
+            writer.wait_for("ready")
         landed: dict[int, int] = {}
 
         def seize_some() -> bool:
@@ -101,7 +101,7 @@ class Stage:
 
         for writer in writers.values():
             writer.signal(signal.SIGUSR1)
-        wait_until(seize_some, timeout=30, what="every writer is seized")
+        wait_until(seize_some, what="every writer is seized")
         for writer in writers.values():
             assert "answer" not in writer.stdout, writer.report()
         return landed
@@ -186,7 +186,7 @@ def test_a_stopped_writer_on_another_host_changes_no_foreign_byte_and_its_late_s
     wait_seconds(STOP_LEASES * LEASE, since=stopped)
     for writer in writers.values():
         writer.resume()
-    answers = [writer.wait_for("answer: ", timeout=30).split()[1] for writer in writers.values()]
+    answers = [writer.wait_for("answer: ").split()[1] for writer in writers.values()]
     # What `put` tries again finds the node full of others; without that it was told that its session is over.
     assert answers == ["StorageFull:", "LeaseExpired:"]
     for writer in writers.values():

@@ -52,7 +52,7 @@ class Controller:
 
     def start(self, *flags: str, env: dict[str, str] | None = None) -> dict[str, Any]:
         """Starts the daemon and waits until it serves; returns its one line of stdout."""
-        line: dict[str, Any] = json.loads(self.spawn(*flags, env=env).wait_for("serving", timeout=20))
+        line: dict[str, Any] = json.loads(self.spawn(*flags, env=env).wait_for("serving"))
         self.address = line["serving"]
         return line
 

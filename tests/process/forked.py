@@ -173,7 +173,7 @@ def test_loaders(part: tq.Partition, monkeypatch: pytest.MonkeyPatch, workers: i
     loader = tqclient.torch.StreamingLoader(part.consumer("c"), batch_size=1, prefetch=2, num_workers=workers)
     batches: Any = iter(loader)
     seen = next(batches)["x"].tolist()
-    wait_until(lambda: len(batches._feed._fetched) == 1, timeout=20, what="the rest is fetched")
+    wait_until(lambda: len(batches._feed._fetched) == 1, what="the rest is fetched")
     time.sleep(0.2)  # now a claim waits
     claims: list[Any] = []
     perform = driver._perform

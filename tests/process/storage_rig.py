@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 
+from tests.harness.supervisor import PATIENCE_SECONDS
 from tqclient.limits import CHUNK_BYTES, MIB
 from tqclient.wire.dialing import dial
 from tqclient.wire.packing import U64, pack_array
@@ -26,7 +27,7 @@ from tqserver.local import Daemon
 Extents = list[tuple[int, int, int, int]]  # offset, length, generation, partition
 
 
-def wait_for(condition: Callable[[], bool], timeout: float = 5.0) -> float:
+def wait_for(condition: Callable[[], bool], timeout: float = PATIENCE_SECONDS) -> float:
     """Waits until the condition holds; returns how long that took."""
     start = time.monotonic()
     while not condition():
@@ -152,7 +153,7 @@ class Rig(AbstractContextManager["Rig"]):
         reply = self.describe()
         return reply.sealed_bytes, reply.reserved_bytes, reply.quarantined_bytes
 
-    def wait_used(self, sealed: int, reserved: int, quarantined: int = 0, timeout: float = 5.0) -> float:
+    def wait_used(self, sealed: int, reserved: int, quarantined: int = 0, timeout: float = PATIENCE_SECONDS) -> float:
         return wait_for(lambda: self.used() == (sealed, reserved, quarantined), timeout)
 
     def reserve(

@@ -80,7 +80,7 @@ def test_a_permit_holds_generation_until_the_trainer_is_there(client: tq.Client)
     thread.join(0.05)
     assert granted == []
     part.set_version(1)
-    thread.join(5)
+    thread.join(60)
     (permit,) = granted
     part.set_version(2)
     assert permit.version == 1
@@ -103,7 +103,7 @@ def test_a_blocked_put_ends_at_its_deadline_and_says_what_for(client: tq.Client)
         part.permit(1, timeout=0.2)
     thread, put = in_background(lambda: part.put(rows(2), timeout=10))
     part.set_version(1)
-    thread.join(5)
+    thread.join(60)
     assert len(put[0]) == 2
 
 
@@ -154,7 +154,7 @@ def test_a_permit_that_nobody_took_comes_back(client: tq.Client, shared_cluster:
                 held = await asyncio.gather(task, return_exceptions=True)
                 if isinstance(held[0], tq.aio.Permit):
                     await held[0].close()
-            await asyncio.to_thread(wait_until, lambda: admitted(part) == (0, 0), timeout=5, what="permits are back")
+            await asyncio.to_thread(wait_until, lambda: admitted(part) == (0, 0), what="permits are back")
 
     asyncio.run(main())
 
@@ -182,7 +182,7 @@ def test_permits_outlive_a_restart_of_the_controller(client: tq.Client, shared_c
         shared_cluster.controller.restart()
         part.put(rows(2), permit=permit, timeout=20)
         assert admitted(part) == (2, 1)
-    wait_until(lambda: admitted(part) == (2, 0), timeout=5, what="the rest is returned")
+    wait_until(lambda: admitted(part) == (2, 0), what="the rest is returned")
 
 
 def test_puts_and_claims_keep_pace(client: tq.Client) -> None:
@@ -193,7 +193,7 @@ def test_puts_and_claims_keep_pace(client: tq.Client) -> None:
     thread.join(0.05)
     assert put == []
     with part.consumer("actor").claim(2):
-        thread.join(5)
+        thread.join(60)
         assert len(put[0]) == 2
     described = part.describe()
     assert (described.inserted, described.delivered) == (10, 2)

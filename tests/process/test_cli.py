@@ -51,7 +51,6 @@ def ask(service: str, capsys: pytest.CaptureFixture[str]) -> Any:
 def test_status_shows_the_node_and_the_path_to_it(ask: Any, service: str) -> None:
     status = wait_until(
         lambda: (found := ask("status"))["nodes"][0]["used_bytes"] > 0 and found,
-        timeout=5,
         what="the node reports its use",
     )
     (node,) = status["nodes"]
@@ -177,7 +176,7 @@ def test_top_looks_as_often_as_it_was_told(service: str, capsys: pytest.CaptureF
 )
 def test_up_says_why_it_cannot(supervisor: Supervisor, flags: list[str], message: str) -> None:
     child = supervisor.command([sys.executable, "-m", "tqclient.cli", "up", "--arena", "16MiB", *flags], name="up")
-    assert child.wait(timeout=20) == 1
+    assert child.wait() == 1
     assert message in child.stderr
     assert "Traceback" not in child.stderr
 
@@ -185,8 +184,8 @@ def test_up_says_why_it_cannot(supervisor: Supervisor, flags: list[str], message
 def test_up_serves_until_it_is_interrupted(supervisor: Supervisor) -> None:
     command = [sys.executable, "-m", "tqclient.cli", "up", "--listen", "127.0.0.1:0", "--arena", "64MiB"]
     child = supervisor.command(command, name="up")
-    address = child.wait_for("TQ_CONTROLLER=", timeout=20).partition("TQ_CONTROLLER=")[2]
+    address = child.wait_for("TQ_CONTROLLER=").partition("TQ_CONTROLLER=")[2]
     assert main(["status", "--controller", address]) == 0
     child.signal(signal.SIGINT)
-    assert child.wait(timeout=15) == 0
+    assert child.wait() == 0
     assert "Traceback" not in child.stderr

@@ -257,7 +257,7 @@ def test_an_early_get_meta_waits_for_the_first_put(client: tq.TransferQueueClien
     reader.start()
     client.put(tensors(1), partition_id=name)
     put = client.put(tensors(1), partition_id=name)
-    reader.join(10)
+    reader.join(60)
     assert taken[0].global_indexes[1:] == put.global_indexes
 
 
@@ -281,7 +281,7 @@ def test_a_get_meta_that_is_cancelled_takes_nothing(client: tq.TransferQueueClie
 
     asyncio.run(give_up())
     client.put(tensors(1), partition_id=name)
-    wait_until(lambda: not client.service.describe().waiting_claims, timeout=20, what="the claim's end")
+    wait_until(lambda: not client.service.describe().waiting_claims, what="the claim's end")
     _, consumed = client.get_consumption_status("t", name)
     assert consumed is not None
     assert consumed.tolist() == [0, 0]
@@ -441,9 +441,7 @@ def test_closing_ends_calls_that_wait(client: tq.TransferQueueClient, name: str)
     async def work() -> None:
         waiting = asyncio.ensure_future(client.async_get_meta(["x"], 1, name, task_name="t"))
         await asyncio.sleep(0)
-        await asyncio.to_thread(
-            wait_until, lambda: client.service.describe().waiting_claims, timeout=20, what="a claim that waits"
-        )
+        await asyncio.to_thread(wait_until, lambda: client.service.describe().waiting_claims, what="a claim that waits")
         await asyncio.to_thread(tq.close)
         with pytest.raises((tqclient.TQError, RuntimeError)):
             await waiting

@@ -47,7 +47,7 @@ def test_state_comes_back_from_a_snapshot(daemon: Controller) -> None:
     client = daemon.client()
     for number in range(23):
         client.create(f"p{number}")
-    wait_until(lambda: list(daemon.data_dir.glob("snapshot-*[0-9]")), timeout=5, what="a snapshot")
+    wait_until(lambda: list(daemon.data_dir.glob("snapshot-*[0-9]")), what="a snapshot")
     daemon.child.kill()
     daemon.start()
     listed = client.call("ListPartitions", pb.ListPartitionsRequest(prefix="p")).partitions
@@ -64,7 +64,7 @@ def test_a_crash_at_any_point_leaves_a_retry_with_one_effect(daemon: Controller,
     request = pb.CreatePartitionRequest(mutation=client.mutation(), name="once")
     with pytest.raises(errors.Unavailable):
         client.call("CreatePartition", request, timeout=5)
-    assert daemon.child.wait(timeout=5) == EXIT_STATUS
+    assert daemon.child.wait() == EXIT_STATUS
     daemon.start()
     created = client.call("CreatePartition", request).partition
     assert client.call("CreatePartition", request).partition == created
@@ -80,7 +80,7 @@ def test_a_crash_within_a_snapshot_loses_nothing(daemon: Controller, point: str)
         client.create(name)
     daemon.child.kill()
     daemon.spawn("--snapshot-records", "1", env={"TQ_FAILPOINT": f"{point}:exit"})
-    assert daemon.child.wait(timeout=10) == EXIT_STATUS
+    assert daemon.child.wait() == EXIT_STATUS
     daemon.start()
     listed = client.call("ListPartitions", pb.ListPartitionsRequest()).partitions
     assert [each.name for each in listed] == names
@@ -100,12 +100,12 @@ def test_a_command_that_cannot_be_applied_ends_the_process_and_is_lost_alone(dae
     request = pb.CreatePartitionRequest(mutation=client.mutation(), name="retried")
     with pytest.raises(errors.Unavailable):
         client.call("CreatePartition", request, timeout=5)
-    assert daemon.child.wait(timeout=5) == 5
+    assert daemon.child.wait() == 5
     if noted:
         assert "failpoint apply" in note.read_text()
     else:
         note.rmdir()
-        assert daemon.spawn(env={"TQ_FAILPOINT": "replay:EIO:5"}).wait(timeout=10) == 1
+        assert daemon.spawn(env={"TQ_FAILPOINT": "replay:EIO:5"}).wait() == 1
         assert "record 5 cannot be applied" in daemon.child.stderr
         daemon.start("--accept-data-loss", env={"TQ_FAILPOINT": "replay:EIO:5"})
         daemon.child.kill()
@@ -126,7 +126,7 @@ def test_an_acknowledged_record_that_cannot_be_replayed_is_never_dropped_in_sile
         client.create(name)
     daemon.child.kill()
     for _ in range(2):  # refusing changes nothing
-        assert daemon.spawn(env={"TQ_FAILPOINT": "replay:EIO:3"}).wait(timeout=10) == 1
+        assert daemon.spawn(env={"TQ_FAILPOINT": "replay:EIO:3"}).wait() == 1
         assert "record 3 cannot be applied" in daemon.child.stderr
         assert "--accept-data-loss" in daemon.child.stderr
     daemon.start()
@@ -166,13 +166,12 @@ def test_sigterm_answers_who_waits_and_exits_0(daemon: Controller) -> None:
     waiting = client.stub.Claim.future(client.claim_request(part, 1, wait_ms=30_000), timeout=30)
     wait_until(
         lambda: client.call("DescribeCluster", pb.DescribeClusterRequest()).waiting_claims == 1,
-        timeout=5,
         what="the claim waits",
     )
     begin = time.monotonic()
     daemon.child.terminate()
     assert "shutting down" in str(waiting.exception())
-    assert daemon.child.wait(timeout=10) == 0
+    assert daemon.child.wait() == 0
     assert time.monotonic() - begin < 5
     assert daemon.child.stdout.count("\n") == 1
     assert all(json.loads(line)["level"] == "info" for line in daemon.child.stderr.splitlines())
@@ -182,7 +181,7 @@ def test_sigterm_answers_who_waits_and_exits_0(daemon: Controller) -> None:
 def test_two_controllers_never_share_a_data_directory(daemon: Controller) -> None:
     daemon.start()
     running, daemon.address = daemon.child, ""
-    assert daemon.spawn().wait(timeout=10) == 1
+    assert daemon.spawn().wait() == 1
     assert "another tq-controller" in daemon.child.stderr
     assert running.running
     assert oct(daemon.data_dir.stat().st_mode & 0o777) == "0o700"
@@ -192,7 +191,7 @@ def test_two_controllers_never_share_a_data_directory(daemon: Controller) -> Non
 def test_a_start_on_a_port_that_is_taken_leaves_the_journal_alone(daemon: Controller) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         daemon.address = in_use = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert daemon.spawn().wait(timeout=10) == 1
+        assert daemon.spawn().wait() == 1
         assert "the port is in use" in daemon.child.stderr
         assert not daemon.data_dir.exists()
         daemon.address = ""
@@ -200,7 +199,7 @@ def test_a_start_on_a_port_that_is_taken_leaves_the_journal_alone(daemon: Contro
         daemon.child.kill()
         daemon.address = in_use
         for _ in range(2):
-            assert daemon.spawn().wait(timeout=10) == 1
+            assert daemon.spawn().wait() == 1
     daemon.address = ""
     second = daemon.start()
     assert (second["epoch"], second["sequence"]) == (first["epoch"] + 1, first["sequence"] + 1)
@@ -210,7 +209,7 @@ def test_a_start_on_a_port_that_is_taken_leaves_the_journal_alone(daemon: Contro
 def test_a_data_directory_that_cannot_be_is_called_so(daemon: Controller, tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     daemon.data_dir = tmp_path / name
-    assert daemon.spawn().wait(timeout=10) == 1
+    assert daemon.spawn().wait() == 1
     (line,) = daemon.child.stderr.splitlines()
     assert json.loads(line)["error"].startswith(f"data_dir {daemon.data_dir}: ")
 
@@ -219,7 +218,7 @@ def refused_by_its_end(daemon: Controller, node: Node, message: str) -> None:
     """Checks that a node is refused, and that the controller ends, since its journal must be an older one."""
     with pytest.raises(errors.UnsupportedVersion, match=message):
         node.next_order()
-    assert daemon.child.wait(timeout=10) == 3
+    assert daemon.child.wait() == 3
     node.close()
 
 
@@ -273,7 +272,7 @@ def test_a_damaged_journal_is_refused_by_name(daemon: Controller) -> None:
     damaged = bytearray(log.read_bytes())
     damaged[32 + 24 + 100] ^= 1
     log.write_bytes(damaged)
-    assert daemon.spawn().wait(timeout=10) == 1
+    assert daemon.spawn().wait() == 1
     assert "journal.db-wal" in daemon.child.stderr
     assert "--accept-data-loss" in daemon.child.stderr
 
@@ -286,4 +285,4 @@ def test_it_serves_within_a_second_without_torch(daemon: Controller, tmp_path: P
     assert "tqserver.controller.core" in daemon.child.stderr
     assert " torch" not in daemon.child.stderr
     os.kill(daemon.child.pid, signal.SIGINT)
-    assert daemon.child.wait(timeout=10) == 0
+    assert daemon.child.wait() == 0

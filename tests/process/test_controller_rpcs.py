@@ -215,7 +215,6 @@ def test_a_namesake_is_refused_until_the_nodes_link_has_ended(daemon: Controller
     node.close()  # its host is gone, and its arena
     wait_until(
         lambda: not client.call("DescribeCluster", pb.DescribeClusterRequest()).nodes[0].attached,
-        timeout=10,
         what="the link has ended",
     )
     with pytest.raises(errors.Unavailable, match="until just now"):
@@ -237,7 +236,7 @@ def test_a_node_has_the_capacity_that_it_reports_and_without_a_report_that_of_it
 
     def wait_told(capacity_bytes: int, used_bytes: int) -> None:
         told = (capacity_bytes, used_bytes)
-        wait_until(lambda: capacity_and_used_bytes() == told, timeout=5, what=f"{told} is told")
+        wait_until(lambda: capacity_and_used_bytes() == told, what=f"{told} is told")
 
     node.next_order()  # it is attached
     wait_told(1 << 30, 0)

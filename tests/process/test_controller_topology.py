@@ -34,7 +34,6 @@ def test_waiting_ranks_wake_with_the_same_rows_and_outlive_the_controller(daemon
     }
     wait_until(
         lambda: producer.call("DescribeCluster", pb.DescribeClusterRequest()).waiting_claims == 4,
-        timeout=5,
         what="every rank waits",
     )
     put = producer.commit(part, 6)

@@ -25,7 +25,7 @@ def waiting(client: Client) -> int:
 def test_a_claim_waits_until_a_put_meets_it(client: Client) -> None:
     part = client.create()
     pending = client.stub.Claim.future(client.claim_request(part, 2, wait_ms=10_000), timeout=15)
-    wait_until(lambda: waiting(client) == 1, timeout=5, what="the claim waits")
+    wait_until(lambda: waiting(client) == 1, what="the claim waits")
     client.commit(part, 1)
     assert not pending.done()
     second = client.commit(part, 1)
@@ -45,9 +45,9 @@ def test_a_claim_times_out_by_its_wait_and_by_its_deadline_and_changes_nothing(c
 def test_a_claim_whose_caller_is_gone_is_not_granted(client: Client) -> None:
     part = client.create()
     gone = client.stub.Claim.future(client.claim_request(part, 1, wait_ms=10_000), timeout=15)
-    wait_until(lambda: waiting(client) == 1, timeout=5, what="the claim waits")
+    wait_until(lambda: waiting(client) == 1, what="the claim waits")
     gone.cancel()
-    wait_until(lambda: waiting(client) == 0, timeout=5, what="the claim is withdrawn")
+    wait_until(lambda: waiting(client) == 0, what="the claim is withdrawn")
     client.commit(part, 1)
     assert client.counts(part)["leased"] == 0
 
@@ -56,12 +56,12 @@ def test_a_claim_over_a_sealed_partition_gets_the_rest_and_then_sealed(client: C
     part = client.create()
     client.commit(part, 3)
     pending = client.stub.Claim.future(client.claim_request(part, 8, wait_ms=10_000), timeout=15)
-    wait_until(lambda: waiting(client) == 1, timeout=5, what="the claim waits")
+    wait_until(lambda: waiting(client) == 1, what="the claim waits")
     client.call("SealPartition", pb.SealPartitionRequest(mutation=client.mutation(), partition_id=part))
     claim = pending.result()
     assert len(ids_of(claim.rows.ids)) == 3
     late = client.stub.Claim.future(client.claim_request(part, 8, wait_ms=10_000), timeout=15)
-    wait_until(lambda: waiting(client) == 1, timeout=5, what="the claim waits for what may be released")
+    wait_until(lambda: waiting(client) == 1, what="the claim waits for what may be released")
     client.settle(claim.claim_id)
     with pytest.raises(grpc.RpcError, match="has had all of it"):
         late.result()
@@ -72,7 +72,7 @@ def test_a_claim_over_a_sealed_partition_gets_the_rest_and_then_sealed(client: C
 def test_claims_of_a_deleted_partition_are_refused(client: Client) -> None:
     part = client.create()
     pending = client.stub.Claim.future(client.claim_request(part, 1, wait_ms=10_000), timeout=15)
-    wait_until(lambda: waiting(client) == 1, timeout=5, what="the claim waits")
+    wait_until(lambda: waiting(client) == 1, what="the claim waits")
     client.call("DeletePartition", pb.DeletePartitionRequest(mutation=client.mutation(), partition_id=part))
     with pytest.raises(grpc.RpcError, match="deleted"):
         pending.result()
@@ -82,7 +82,7 @@ def test_repeats_of_a_waiting_claim_share_one_grant(client: Client, controller: 
     part = client.create()
     request = client.claim_request(part, 1, wait_ms=10_000)
     calls = [client.stub.Claim.future(request, timeout=15) for _ in range(3)]
-    wait_until(lambda: waiting(client) == 1, timeout=5, what="the claim waits, once")
+    wait_until(lambda: waiting(client) == 1, what="the claim waits, once")
     calls.pop().cancel()
     client.commit(part, 2)
     replies = [call.result() for call in calls] + [client.call("Claim", request)]
@@ -93,11 +93,11 @@ def test_repeats_of_a_waiting_claim_share_one_grant(client: Client, controller: 
 def test_a_large_claim_gathers_its_batch_while_small_ones_keep_coming(client: Client) -> None:
     part = client.create()
     large = client.stub.Claim.future(client.claim_request(part, 8, wait_ms=10_000), timeout=15)
-    wait_until(lambda: waiting(client) == 1, timeout=5, what="the large claim waits")
+    wait_until(lambda: waiting(client) == 1, what="the large claim waits")
     small = []
     for number in range(10):
         small.append(client.stub.Claim.future(client.claim_request(part, 1, wait_ms=10_000), timeout=15))
-        wait_until(lambda count=number + 2: waiting(client) == count, timeout=5, what="the small claim waits")
+        wait_until(lambda count=number + 2: waiting(client) == count, what="the small claim waits")
         if number < 7:
             client.commit(part, 1)
     ids = client.commit(part, 11)
@@ -111,9 +111,9 @@ def test_a_claim_whose_session_ends_holds_up_nobody(client: Client, controller: 
     client.commit(part, 1)
     gone = controller.client()
     large = gone.stub.Claim.future(gone.claim_request(part, 8, wait_ms=60_000), timeout=60)
-    wait_until(lambda: waiting(client) == 1, timeout=5, what="the large claim waits")
+    wait_until(lambda: waiting(client) == 1, what="the large claim waits")
     small = client.stub.Claim.future(client.claim_request(part, 1, wait_ms=5_000), timeout=10)
-    wait_until(lambda: waiting(client) == 2, timeout=5, what="the small claim waits behind it")
+    wait_until(lambda: waiting(client) == 2, what="the small claim waits behind it")
     gone.call("CloseSession", pb.CloseSessionRequest(mutation=gone.mutation()))
     assert len(ids_of(small.result().rows.ids)) == 1
     with pytest.raises(grpc.RpcError, match="has ended"):
@@ -147,7 +147,7 @@ def test_a_thousand_waiting_claims_cost_nothing_and_are_all_woken(client: Client
         channels[number % 8].stub.Claim.future(channels[number % 8].claim_request(part, 1, wait_ms=60_000), timeout=60)
         for number in range(1000)
     ]
-    wait_until(lambda: waiting(client) == 1000, timeout=20, what="all claims wait")
+    wait_until(lambda: waiting(client) == 1000, what="all claims wait")
     laps = []
     for _ in range(100):
         begin = time.perf_counter()
@@ -166,7 +166,7 @@ def test_a_claim_that_was_given_up_is_not_granted_by_asking_what_became_of_it(cl
     part = client.create(max_attempts=1)
     request = client.claim_request(part, 1, wait_ms=10_000)
     gone = client.stub.Claim.future(request, timeout=15)
-    wait_until(lambda: waiting(client) == 1, timeout=5, what="the claim waits")
+    wait_until(lambda: waiting(client) == 1, what="the claim waits")
     request.abandoned = True
     with pytest.raises(errors.ClaimTimeout, match="gave up"):
         client.call("Claim", request)

@@ -23,10 +23,10 @@ def test_a_daemon_takes_all_descriptors_that_it_may_have(supervisor: Supervisor,
     limited = f'ulimit -Sn {SOFT}; ulimit -Hn {HARD}; exec "$@"'
     command = [sys.executable, "-m", "tqserver.controller", "--listen=127.0.0.1:0", f"--data-dir={tmp_path / 'data'}"]
     child = supervisor.command(["bash", "-c", limited, "bash", *command], name="limited")
-    assert json.loads(child.wait_for("serving", timeout=20))["pid"] == child.pid
+    assert json.loads(child.wait_for("serving"))["pid"] == child.pid
     assert resource.prlimit(child.pid, resource.RLIMIT_NOFILE) == (HARD, HARD)
     child.signal(signal.SIGTERM)
-    assert child.wait(timeout=20) == 0
+    assert child.wait() == 0
 
 
 def test_a_controller_without_a_descriptor_left_acknowledges_and_writes_its_snapshot_later(daemon: Controller) -> None:
@@ -37,13 +37,13 @@ def test_a_controller_without_a_descriptor_left_acknowledges_and_writes_its_snap
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))  # as after very many connections: none is free
     for number in range(4 * SNAPSHOT_RECORDS):
         client.create(f"without/{number}")
-    wait_until(lambda: "no room for a snapshot" in daemon.child.stderr, timeout=10, what="a snapshot that failed")
+    wait_until(lambda: "no room for a snapshot" in daemon.child.stderr, what="a snapshot that failed")
     assert "Too many open files" in daemon.child.stderr
     assert not list(daemon.data_dir.glob("snapshot-*"))
     resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
     for number in range(4 * SNAPSHOT_RECORDS):
         client.create(f"with/{number}")
-    wait_until(lambda: list(daemon.data_dir.glob("snapshot-*[0-9]")), timeout=10, what="a snapshot")
+    wait_until(lambda: list(daemon.data_dir.glob("snapshot-*[0-9]")), what="a snapshot")
     daemon.child.kill()
     assert daemon.start()["epoch"] == 2
     again = daemon.client()
@@ -65,10 +65,10 @@ def test_a_node_without_standard_streams_serves_and_prints_into_no_file_of_its_o
         assert child.running
         return any(node.attached for node in client.call("DescribeCluster", pb.DescribeClusterRequest()).nodes)
 
-    wait_until(attached, timeout=20, what="a node that serves")
+    wait_until(attached, what="a node that serves")
     assert [os.readlink(f"/proc/{child.pid}/fd/{number}") for number in range(3)] == [os.devnull] * 3
     child.signal(signal.SIGTERM)
-    assert child.wait(timeout=20) == 0
+    assert child.wait() == 0
     assert not arena.exists()
 
 
@@ -76,6 +76,6 @@ def test_a_daemon_whose_stdout_has_no_room_serves_all_the_same(supervisor: Super
     command = [sys.executable, "-m", "tqserver.controller", "--listen=127.0.0.1:0", f"--data-dir={tmp_path / 'data'}"]
     child = supervisor.command(["bash", "-c", 'exec "$@" >/dev/full', "bash", *command], name="full")
     told = "stdout cannot be told of serving on 127.0.0.1:"
-    wait_until(lambda: told in child.stderr and '"serving"' in child.stderr, timeout=20, what="its log")
+    wait_until(lambda: told in child.stderr and '"serving"' in child.stderr, what="its log")
     child.signal(signal.SIGTERM)
-    assert child.wait(timeout=20) == 0
+    assert child.wait() == 0

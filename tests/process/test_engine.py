@@ -207,7 +207,7 @@ def test_bytes_of_a_stopped_one_sided_writer_change_for_nobody(
         rig.controller.sealed([(again.offset, again.length, again.generation, 1)])
         rig.wait_used(window.length, room)
         writer.resume()
-        assert writer.wait_for("failed", timeout=20) == "failed -1"
+        assert writer.wait_for("failed") == "failed -1"
         assert mapping.tobytes() == data
         assert rig.read((again.offset, again.length, again.generation)) == data
 

@@ -121,7 +121,7 @@ def test_a_claim_that_waits_reads_ahead_what_a_lane_previews(
         consumer = other.partition("p").consumer("c", fields=["values", "uid"])
         for number, put in [(0, 4), (1, 4), (2, 4), (3, 2), (4, 6), (5, 4)]:
             claim = thread.submit(consumer.claim, 4, copy=copy, timeout=30)
-            wait_until(lambda: client.describe().waiting_claims == 1, timeout=10, what="the claim waits")
+            wait_until(lambda: client.describe().waiting_claims == 1, what="the claim waits")
             values = np.arange(put * 1000).reshape(put, 1000) + number
             part.put({"values": values, "uid": [f"{number} {row}" for row in range(put)]})
             if put < 4:  # the claim goes on waiting, for rows of two blocks

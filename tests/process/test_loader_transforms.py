@@ -27,7 +27,7 @@ def test_a_transform_that_runs_dry_ends_no_epoch(cluster: LocalCluster, num_work
     with pytest.raises(RuntimeError, match="transform raised StopIteration"):
         list(loader)
     assert (loader.epoch, loader.step) == (0, 0)
-    wait_until(lambda: part.describe().counts["trainer"]["ready"] == 4, timeout=10, what="all are given back")
+    wait_until(lambda: part.describe().counts["trainer"]["ready"] == 4, what="all are given back")
     client.close()
 
 
@@ -48,6 +48,6 @@ def test_a_function_of_ranges_that_meets_a_sealed_partition_ends_no_epoch(
         with pytest.raises(RuntimeError, match="raised Sealed: of another partition"):
             list(loader)
         assert loader.epoch == 0
-        wait_until(lambda: part.describe().counts["trainer"]["ready"] == 2, timeout=10, what="all are given back")
+        wait_until(lambda: part.describe().counts["trainer"]["ready"] == 2, what="all are given back")
         with pytest.raises(RuntimeError, match="raised Sealed: of another partition"):
             list(consumer.batches(2, ranges={"x": sealed}))

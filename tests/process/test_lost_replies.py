@@ -47,9 +47,9 @@ def test_puts_that_are_cancelled_while_they_wait_for_room_leave_none_behind() ->
             await part.put(LARGE)
             for _ in range(3):
                 with pytest.raises(asyncio.TimeoutError):
-                    await asyncio.wait_for(part.put(LARGE, timeout=30), 0.4)
+                    await asyncio.wait_for(part.put(LARGE), 0.4)
             with tq.connect(address) as other:
-                wait_until(lambda: used(other)[1] == 0, timeout=10, what="all room is back")
+                wait_until(lambda: used(other)[1] == 0, what="all room is back")
                 assert LARGE_BYTES <= used(other)[0] < LARGE_BYTES + 65536
             assert (await part.describe()).samples == 1
 
@@ -65,10 +65,10 @@ def test_a_put_whose_outcome_is_unknown_is_stored_or_leaves_no_room_behind() -> 
             for _ in range(3):
                 with pytest.raises(tq.Unavailable):
                     part.put(LARGE, timeout=0.5)
-        wait_until(lambda: used(client)[1] == 0, timeout=10, what="nothing is reserved any more")
-        wait_until(lambda: used(client)[0] // LARGE_BYTES == part.describe().samples, timeout=10, what="all is sealed")
+        wait_until(lambda: used(client)[1] == 0, what="nothing is reserved any more")
+        wait_until(lambda: used(client)[0] // LARGE_BYTES == part.describe().samples, what="all is sealed")
         client.delete_partition("part")
-        wait_until(lambda: used(client) == (0, 0), timeout=10, what="all room is back")
+        wait_until(lambda: used(client) == (0, 0), what="all room is back")
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_reservations_whose_reply_is_lost_come_back(proxy: FaultProxy) -> None:
             proxy.drop_next_reply()
             part.clear(ids=part.put(LARGE, timeout=10))
         assert proxy.counters.dropped_replies == 3
-        wait_until(lambda: used(client) == (0, 0), timeout=10, what="all room is back")
+        wait_until(lambda: used(client) == (0, 0), what="all room is back")
 
 
 def test_a_slow_way_to_a_node_costs_no_session(proxy: FaultProxy) -> None:
@@ -124,4 +124,4 @@ def test_a_slow_way_to_a_node_costs_no_session(proxy: FaultProxy) -> None:
             thread.join()
         assert client._connection.state.session is session
         proxy.delay(0)
-        wait_until(lambda: used(client) == (0, 0), timeout=10, what="all windows are closed")
+        wait_until(lambda: used(client) == (0, 0), what="all windows are closed")

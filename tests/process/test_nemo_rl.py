@@ -78,7 +78,7 @@ def in_background(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]
 
 
 def waits(plane: Plane) -> None:
-    wait_until(lambda: plane.client.describe().waiting_claims == 1, timeout=10, what="a claim waits")
+    wait_until(lambda: plane.client.describe().waiting_claims == 1, what="a claim waits")
 
 
 # What the contract tests of NeMo-RL ask for: tests/unit/data_plane/test_interface_contract.py there.

@@ -41,7 +41,7 @@ def client(cluster: LocalCluster, request: pytest.FixtureRequest) -> Iterator[tq
         with tq.connect(cluster.address, transport=request.param, timeout=20) as connected:
             yield connected
         # With its session goes what it reserved, also where the node's answer never came.
-        wait_until(lambda: not any(used(observer).values()), timeout=10, what="the nodes are empty again")
+        wait_until(lambda: not any(used(observer).values()), what="the nodes are empty again")
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def stopped(daemon: Daemon) -> Iterator[None]:
 
 def spread(client: tq.Client, total_bytes: int) -> list[int]:
     """Returns what each node holds, once they have told the controller of all of it."""
-    wait_until(lambda: sum(used(client).values()) >= total_bytes, timeout=5, what="the nodes report their use")
+    wait_until(lambda: sum(used(client).values()) >= total_bytes, what="the nodes report their use")
     return sorted(used(client).values())
 
 
@@ -173,7 +173,7 @@ def test_a_killed_node_is_routed_around_and_used_again(cluster: LocalCluster, cl
         part.put(noise(2 * MIB, 50))
         return used(client)["storage-1"] > before
 
-    wait_until(grows, timeout=10, what="the node that came back is used again")
+    wait_until(grows, what="the node that came back is used again")
     client.delete_partition(part.name)
 
 
@@ -187,7 +187,7 @@ def test_a_get_from_a_stopped_node_ends_at_its_deadline(cluster: LocalCluster) -
             ids.append(part.put(noise(2 * MIB, len(ids)))[0])
             return used(client)["storage-2"] >= before + 2 * MIB
 
-        wait_until(grows, timeout=10, what="storage-2 holds something")
+        wait_until(grows, what="storage-2 holds something")
         with stopped(cluster.storage[2]):
             started = time.monotonic()
             with pytest.raises(tq.Unavailable, match=re.escape(cluster.storage[2].address)):

@@ -37,7 +37,7 @@ def cluster() -> Iterator[LocalCluster]:
 def producing(supervisor: Supervisor, cluster: LocalCluster, part: tq.Partition) -> Any:
     """Starts a producer; returns once it registered and put."""
     child = supervisor.python(PRODUCER, cluster.address, name="producer")
-    wait_until(lambda: part.describe().samples == 3, timeout=30, what="a put")
+    wait_until(lambda: part.describe().samples == 3, what="a put")
     assert part.describe().producers == 1
     return child
 
@@ -56,7 +56,7 @@ def test_a_claim_ends_when_its_producer_was_killed(supervisor: Supervisor, clust
 
         waiting = threading.Thread(target=claim)
         waiting.start()
-        wait_until(lambda: client.describe().waiting_claims == 1, timeout=10, what="the claim")
+        wait_until(lambda: client.describe().waiting_claims == 1, what="the claim")
         child.kill()
         waiting.join(20)
         (gone,) = raised
@@ -88,9 +88,9 @@ def test_a_producer_that_lost_its_session_registers_again(supervisor: Supervisor
         part = client.create_partition("part")
         child = producing(supervisor, cluster, part)
         child.stop()
-        wait_until(lambda: part.describe().producers == 0, timeout=20, what="the end of its session")
+        wait_until(lambda: part.describe().producers == 0, what="the end of its session")
         child.resume()
-        wait_until(lambda: part.describe().producers == 1, timeout=20, what="its registration")
+        wait_until(lambda: part.describe().producers == 1, what="its registration")
         with pytest.raises(tq.ClaimTimeout):
             part.consumer("actor").claim(4, timeout=0.1)
 
@@ -125,7 +125,7 @@ def test_who_is_cancelled_on_the_way_in_or_out_is_no_producer(cluster: LocalClus
             operation.close()
 
         cancelled(register(client._state, part._ref))
-        wait_until(lambda: part.describe().producers == 0, timeout=10, what="nobody is registered")
+        wait_until(lambda: part.describe().producers == 0, what="nobody is registered")
         with part.producer():
             assert part.describe().producers == 1
             with part.producer():
@@ -134,5 +134,5 @@ def test_who_is_cancelled_on_the_way_in_or_out_is_no_producer(cluster: LocalClus
         assert part.describe().producers == 0
         run_sync(register(client._state, part._ref), client._connection.channels)
         cancelled(unregister(client._state, part._ref))
-        wait_until(lambda: part.describe().producers == 0, timeout=10, what="nobody is registered")
-        wait_until(lambda: not client._state.retracting, timeout=10, what="the chores are done")
+        wait_until(lambda: part.describe().producers == 0, what="nobody is registered")
+        wait_until(lambda: not client._state.retracting, what="the chores are done")

@@ -109,7 +109,7 @@ def test_every_block_lies_on_two_nodes(three: LocalCluster, client: tq.Client, p
     def freed() -> bool:
         return not any(node.used_bytes for node in client.describe().nodes)
 
-    wait_until(freed, timeout=10, what="both replicas of everything are freed")
+    wait_until(freed, what="both replicas of everything are freed")
 
 
 def test_a_damaged_replica_is_read_from_the_other(three: LocalCluster, client: tq.Client, part: tq.Partition) -> None:
@@ -182,9 +182,7 @@ def test_a_put_never_makes_do_with_fewer_nodes(transport: str) -> None:
         ids = put_rows(part, range(4))
         cluster.storage[1].kill()
         # Until the controller hears of it, the arena, which is mapped here, counts as that of a node that is there.
-        wait_until(
-            lambda: [each.attached for each in client.describe().nodes].count(True) == 1, timeout=10, what="one node"
-        )
+        wait_until(lambda: [each.attached for each in client.describe().nodes].count(True) == 1, what="one node")
         for size in (1, 2 * MIB):
             started = time.monotonic()
             with pytest.raises(tq.Unavailable, match=r"replicas=2.*storage-1"):
@@ -219,13 +217,13 @@ def test_puts_and_claims_go_on_while_nodes_lose_their_arenas() -> None:
 
         producer = threading.Thread(target=produce)
         producer.start()
-        wait_until(lambda: len(ids) >= 24, timeout=10, what="some rows")
+        wait_until(lambda: len(ids) >= 24, what="some rows")
         lose(cluster.storage[0])
         reached = len(ids)
-        wait_until(lambda: len(ids) >= reached + 40, timeout=15, what="puts go on over the other two")
+        wait_until(lambda: len(ids) >= reached + 40, what="puts go on over the other two")
         cluster.storage[0].restart()
         reached = len(ids)
-        wait_until(lambda: len(ids) >= reached + 40, timeout=15, what="puts go on over all three")
+        wait_until(lambda: len(ids) >= reached + 40, what="puts go on over all three")
         stopped.set()
         producer.join(20)
         assert failures == []

@@ -59,7 +59,7 @@ class Job:
         text = f'"{kind}", "rollout": {rollout}'
         lives = self.lives[process]
         try:
-            wait_until(lambda: any(text in life.stdout for life in lives), timeout=60, what=f"{process}: {text}")
+            wait_until(lambda: any(text in life.stdout for life in lives), what=f"{process}: {text}")
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.report()}") from None
 
@@ -69,7 +69,7 @@ class Job:
 
     def end(self) -> None:
         for lives in self.lives.values():
-            assert lives[-1].wait(timeout=60) == 0, lives[-1].report()
+            assert lives[-1].wait() == 0, lives[-1].report()
 
 
 def check_everything_was_trained_on_once(job: Job, seed: int) -> None:
@@ -107,7 +107,7 @@ def test_a_job_goes_on_when_a_rank_of_its_actor_is_killed(
     job.wait_for(f"actor-{victim}", "fetched", killed_at)
     job.wait_for(f"actor-{peer}", "fetched", killed_at)
     job.lives[f"actor-{victim}"][0].kill()
-    assert job.lives[f"actor-{peer}"][0].wait(timeout=60) != 0  # its collective broke
+    assert job.lives[f"actor-{peer}"][0].wait() != 0  # its collective broke
 
     # Nobody else is held up until the next rollout would be one too many.
     bridge = RolloutBridge(client, RolloutOptions(run="job", tasks=TASKS, max_staleness=1))

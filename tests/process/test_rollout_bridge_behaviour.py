@@ -66,7 +66,7 @@ def test_a_fetch_waits_for_its_rollout_and_has_its_schedule(client: tq.Client) -
         "micro_batch_indices": [[[0, 1]], [[0], (1, 2)]],
     }
     assert bridge.publish(3, batch_of(5, raw_reward=[0.5, 1, None, "x", 2.5], **schedule), 2, weight_version=7)
-    thread.join(10)
+    thread.join(60)
     with fetched[0] as rollout:
         assert {name: rollout[name] for name in schedule} == {name: value[1] for name, value in schedule.items()}
         assert [tokens.tolist() for tokens in rollout["tokens"]] == [[3, 4, 5, 6], [1, 2], [2, 3, 4]]
@@ -99,7 +99,7 @@ def test_a_fetch_that_names_what_a_critic_writes_waits_for_it(client: tq.Client)
     assert fetched == []  # another shard's values
     with bridge.fetch(0, 0, task="critic_train") as share:
         share.put({"values": [tokens * 2.0 for tokens in share["tokens"]]})
-    thread.join(10)
+    thread.join(60)
     with fetched[0] as rollout:
         assert rollout.ids.tolist() == share.ids.tolist()
         assert [values.tolist() for values in rollout["values"]] == [[0.0], [4.0, 6.0, 8.0]]
@@ -161,7 +161,7 @@ def test_at_most_one_more_than_max_staleness_is_live_whatever_the_order(client: 
     assert published == []
     assert bridge.live() == [0, 1]
     train(bridge, 0, 2)
-    thread.join(10)
+    thread.join(60)
     assert published == [True]
     assert bridge.live() == [1, 2]
     with pytest.raises(tq.BackpressureTimeout):
@@ -193,11 +193,11 @@ def test_publishing_again_has_no_effect_and_replaces_what_a_dead_worker_left(cli
     with bridge.fetch(0, 1) as rollout:
         assert [tokens.tolist() for tokens in rollout["tokens"]] == [[1, 2], [3, 4, 5, 6]]
         assert list(rollout) == ["tokens", "partition"]
-    thread.join(10)
+    thread.join(60)
     assert admitted == []
     with waiting[0] as rollout:
         assert list(rollout) == ["tokens", "partition"]
-    admission.join(10)
+    admission.join(60)
     assert admitted == [None]
     assert bridge.live() == []
     assert not bridge.publish(0, batch_of(4), 2)
@@ -217,7 +217,7 @@ def test_cleaning_up_is_repeatable_and_ends_waits(client: tq.Client) -> None:
     thread, ended = in_background(wait_in_vain)
     for rollout_id in (0, 0, 1, 1):
         bridge.cleanup(rollout_id)
-    thread.join(10)
+    thread.join(60)
     assert "sealed" in ended[0]
     assert bridge.live() == []
     assert client.partition(f"{chosen.run}/00000000").describe().bytes == 0

@@ -71,7 +71,7 @@ def counts(part: tq.Partition) -> dict[str, int]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    wait_until(condition, timeout=10, what="that the loader has done what it is to do")
+    wait_until(condition, what="that the loader has done what it is to do")
 
 
 def numbers(batches: Iterator[Any] | StreamingLoader | DataLoader[Any]) -> list[list[int]]:
@@ -170,7 +170,7 @@ def test_closing_while_another_thread_waits_ends_no_epoch(no_leaks: None, part: 
     trainer.start()
     until(lambda: counts(part).get("consumed") == 4)  # it waits for two more
     loader.close()
-    trainer.join(10)
+    trainer.join(60)
     assert not trainer.is_alive()
     assert seen == [[0, 1, 2, 3]]
     assert (loader.epoch, loader.step) == (0, 1)
@@ -287,7 +287,7 @@ def test_an_iteration_is_of_one_thread(no_leaks: None, part: tq.Partition) -> No
     with pytest.raises(tq.InvalidArgument, match="another thread is asking this iterator"):
         next(stream)
     part.seal()
-    waiting.join(10)
+    waiting.join(60)
     assert not waiting.is_alive()
     assert list(stream) == []
 

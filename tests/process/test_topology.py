@@ -46,7 +46,7 @@ class Rank:
     def wait_for(self, event: str, step: int) -> None:
         """Waits until it said this of a step, in any of its lives."""
         text = f'"{event}", "step": {step},'
-        wait_until(lambda: any(text in life.stdout for life in self.lives), timeout=60, what=f"{self}: {text}")
+        wait_until(lambda: any(text in life.stdout for life in self.lives), what=f"{self}: {text}")
 
 
 class Job:
@@ -73,7 +73,7 @@ class Job:
     def end(self) -> None:
         """Waits until all have come to the end of the data."""
         for rank in self.ranks:
-            assert rank.lives[-1].wait(timeout=60) == 0, rank.lives[-1].report()
+            assert rank.lives[-1].wait() == 0, rank.lives[-1].report()
             assert rank.events("drained")
 
 
@@ -187,7 +187,7 @@ def test_ranks_die_at_any_instant(job: tuple[tq.Partition, Job], seed: int, roun
                 victims = [victims[draw.integers(TP)]]
             victims[0].wait_for("claimed", step)
             for rank in victims:
-                rank.lives[-1].wait_for("registered", timeout=60)
+                rank.lives[-1].wait_for("registered")
             time.sleep(draw.uniform(0, 0.03))
             for rank in victims:
                 rank.lives[-1].kill()

@@ -60,7 +60,7 @@ EXPECTED = DATA[7 : 7 + CHUNK_BYTES].tobytes() + DATA[-5:].tobytes()
 def seal(rig: Rig, window: storage_pb2.Window) -> tuple[int, int, int, int]:
     sealed = (window.offset, LENGTH, window.generation, 1)
     rig.controller.sealed([sealed])
-    wait_until(lambda: rig.describe().sealed_bytes > 0, timeout=5, what="the extent is sealed")
+    wait_until(lambda: rig.describe().sealed_bytes > 0, what="the extent is sealed")
     return sealed
 
 
@@ -97,7 +97,7 @@ def test_it_serves_on_after_the_node_was_killed(rig: Rig, transport: NodeTranspo
     channel = rig.channel
     rig.start([sealed], [SESSION])
     assert rig.describe().arena == transport.arena
-    wait_until(lambda: served(transport, window), timeout=5, what="the new incarnation serves")
+    wait_until(lambda: served(transport, window), what="the new incarnation serves")
     channel.close()
 
 
@@ -114,7 +114,7 @@ def test_a_stream_knows_that_an_extent_was_freed(rig: Rig) -> None:
     window = rig.reserve(SESSION, LENGTH)
     put(transport, window)
     rig.controller.freed([seal(rig, window)])
-    wait_until(lambda: rig.describe().sealed_bytes == 0, timeout=5, what="the extent is freed")
+    wait_until(lambda: rig.describe().sealed_bytes == 0, what="the extent is freed")
     with pytest.raises(SampleNotFound):
         get(transport, window)
     transport.close()
@@ -125,7 +125,7 @@ def test_a_stream_cannot_write_for_an_ended_session(rig: Rig) -> None:
     transport.session_opened(SESSION)
     window = rig.reserve(SESSION, LENGTH)
     rig.controller.sessions(ended=[SESSION])
-    wait_until(lambda: rig.describe().reserved_bytes == 0, timeout=5, what="the window comes back")
+    wait_until(lambda: rig.describe().reserved_bytes == 0, what="the window comes back")
     with pytest.raises(LeaseExpired):
         put(transport, window)
     transport.close()

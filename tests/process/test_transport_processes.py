@@ -62,7 +62,7 @@ def test_a_killed_writer_loses_its_lock_at_once(supervisor: Supervisor, arena: P
     writer = start(supervisor, arena)
     assert session_locked(descriptor, SESSION)
     writer.kill()
-    wait_until(lambda: not session_locked(descriptor, SESSION), timeout=1, what="the lock is gone")
+    wait_until(lambda: not session_locked(descriptor, SESSION), what="the lock is gone")
     # From here on, nothing of it can land any more.
     os.pwrite(descriptor, bytes(1), DATA_OFFSET)
     assert first_byte(descriptor) == 0
@@ -76,7 +76,7 @@ def test_a_stopped_writer_keeps_its_lock_and_goes_on_writing(
     assert session_locked(descriptor, SESSION)
     os.pwrite(descriptor, bytes(1 << 20), DATA_OFFSET)
     writer.resume()
-    wait_until(lambda: first_byte(descriptor) == PATTERN, timeout=5, what="the late write lands")
+    wait_until(lambda: first_byte(descriptor) == PATTERN, what="the late write lands")
     assert session_locked(descriptor, SESSION)
 
 
@@ -86,5 +86,5 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_killed_writer(
     writer = start(supervisor, arena, "fork")
     writer.wait_for("forked")
     writer.kill()
-    wait_until(lambda: not session_locked(descriptor, SESSION), timeout=1, what="the lock is gone")
+    wait_until(lambda: not session_locked(descriptor, SESSION), what="the lock is gone")
     os.killpg(writer.pid, 0)  # the child is still there

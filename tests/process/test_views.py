@@ -39,7 +39,7 @@ def test_views_outlast_a_restart_of_the_controller(cleared: str) -> None:
         ids = part.put({"x": torch.full((1, MIB), 7, dtype=torch.uint8)})
         batch = reader.partition("part").get(ids, copy=False)
         with node_probe(cluster.storage[0].address) as probe:
-            wait_until(lambda: probe.describe().sealed_bytes, timeout=10, what="the node knows the extent")
+            wait_until(lambda: probe.describe().sealed_bytes, what="the node knows the extent")
         if cleared == "before":  # only the pin has kept them, and it died; the bytes stay for a lease
             part.clear(ids)
         cluster.controller.kill()
@@ -56,7 +56,7 @@ def test_views_outlast_a_restart_of_the_controller(cleared: str) -> None:
         with node_probe(cluster.storage[0].address) as probe:
             sealed_bytes = probe.describe().sealed_bytes
             batch.close()
-            wait_until(lambda: probe.describe().sealed_bytes < sealed_bytes, timeout=20, what="they are freed")
+            wait_until(lambda: probe.describe().sealed_bytes < sealed_bytes, what="they are freed")
 
 
 @pytest.fixture(scope="module")

@@ -114,7 +114,7 @@ def test_it_goes_on_after_the_controller_was_killed() -> None:
 
         watcher = threading.Thread(target=follow)
         watcher.start()
-        wait_until(lambda: seen, timeout=10, what="the listing")
+        wait_until(lambda: seen, what="the listing")
         written = []
         for number in range(PUTS):
             if number in (10, 25):

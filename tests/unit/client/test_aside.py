@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.harness.supervisor import wait_until
 from tqclient.aside import Aside
 from tqclient.wire.dialing import dial
 from tqclient.wire.v1 import controller_pb2 as pb
@@ -103,7 +103,7 @@ def test_a_channel_serves_others_after_every_interrupt(no_leaks: None, address: 
                 target=lambda: epochs.append(controller.DescribeCluster(request, timeout=10).epoch), daemon=True
             )
             other.start()
-            other.join(10)
+            other.join(60)
             assert len(epochs) == turn + 1, "the channel's lock was left taken"
     channel.close()
     aside.close()
@@ -119,10 +119,7 @@ def test_what_is_interrupted_goes_on(no_leaks: None) -> None:
     assert ended.wait(10)
     aside.close()
     assert aside.run(lambda: 8) == 8  # and who comes late
-    deadline = time.monotonic() + 10
-    while any(thread.name == "tq-aside" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(lambda: all(thread.name != "tq-aside" for thread in threading.enumerate()), what="its threads end")
 
 
 def test_results_errors_and_who_runs_it(aside: Aside) -> None:

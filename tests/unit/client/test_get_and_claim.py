@@ -284,7 +284,7 @@ def test_a_batch_that_is_collected_inside_the_client_blocks_nobody(filled: FakeS
 
     thread = threading.Thread(target=collect, daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert state.take_dropped_pins() == [7]
     assert [lost.claim_id for lost in state.lost_claims] == [handle.claim_id]

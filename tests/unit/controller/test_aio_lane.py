@@ -50,7 +50,7 @@ async def beat(channels: Channels, session: int = 9, timeout: float = 10.0) -> i
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    await asyncio.to_thread(wait_until, condition, timeout=10, what="the daemon or the client is as far")
+    await asyncio.to_thread(wait_until, condition, what="the daemon or the client is as far")
 
 
 async def fails(channels: Channels) -> bool:

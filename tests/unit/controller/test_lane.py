@@ -139,7 +139,7 @@ def ask(daemon: Daemon, method: bytes, request: bytes) -> tuple[int, bytes]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    wait_until(condition, timeout=10, what="the daemon or the client is as far")
+    wait_until(condition, what="the daemon or the client is as far")
 
 
 def test_calls_go_by_the_lane_once_the_daemon_has_answered(daemon: Daemon) -> None:

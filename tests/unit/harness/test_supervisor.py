@@ -41,10 +41,10 @@ def test_kill_stop_and_resume(supervisor: Supervisor) -> None:
     assert child.stopped
     assert child.running
     child.resume()
-    wait_until(lambda: not child.stopped, timeout=5, what="it goes on")
+    wait_until(lambda: not child.stopped, what="it goes on")
     child.stop()
     child.kill()
-    assert child.wait(timeout=5) == -signal.SIGKILL
+    assert child.wait() == -signal.SIGKILL
     assert not child.running
 
 
@@ -60,7 +60,7 @@ def test_a_process_has_stopped_when_no_thread_of_it_runs(supervisor: Supervisor,
         time.sleep(0.005)
         assert shared.read_bytes() == before
         child.resume()
-        wait_until(lambda before=before: shared.read_bytes() != before, timeout=5, what="it goes on")  # type: ignore[misc]
+        wait_until(lambda before=before: shared.read_bytes() != before, what="it goes on")  # type: ignore[misc]
     child.kill()
     assert is_stopped(child.pid)
 
@@ -76,13 +76,13 @@ def test_everything_ends_with_the_block(tmp_path: Path) -> None:
             parent.stop()
             assert all(map(alive, pids))
         assert not parent.running
-        wait_until(lambda: not any(map(alive, pids)), timeout=5, what="grandchildren are gone")
+        wait_until(lambda: not any(map(alive, pids)), what="grandchildren are gone")
 
 
 def test_output_arguments_and_environment(supervisor: Supervisor) -> None:
     program = "import os, sys\nprint(sys.argv[1:], os.environ['TQ_X'])\nprint('bad', file=sys.stderr)\nsys.exit(3)"
     child = supervisor.python(program, 1, "two", env={"TQ_X": "y"})
-    assert child.wait(timeout=10) == 3
+    assert child.wait() == 3
     assert child.stdout == "['1', 'two'] y\n"
     assert child.stderr == "bad\n"
 

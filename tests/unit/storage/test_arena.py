@@ -286,7 +286,7 @@ def test_room_that_is_lost_behind_the_start_is_asked_for_again(tmp_path: Path, m
         monkeypatch.setattr(os, "posix_fallocate", full_at_first)
         prefault = Prefault(arena, sizes.append, populate=True)
         prefault.start()
-        prefault._thread.join(10)
+        prefault._thread.join(60)
         assert sizes == [8 * MIB]
         assert (arena.allocated_bytes, prefault.done_bytes, refusals) == (8 * MIB, 8 * MIB, [])
 

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.harness.supervisor import PATIENCE_SECONDS
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import controller_pb2_grpc
 from tqserver import limits
@@ -47,7 +48,7 @@ class FakeCall:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0)

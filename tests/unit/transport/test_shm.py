@@ -68,7 +68,7 @@ def mappings_of(path: Path) -> list[str]:
 def wait_for_warming() -> None:
     for thread in threading.enumerate():
         if thread.name == "tq-arena-warming":
-            thread.join(10)
+            thread.join(60)
 
 
 def test_the_lock_is_held_while_the_session_is_open(shm: NodeTransport, node_descriptor: int) -> None:
@@ -295,5 +295,5 @@ def test_closing_does_not_wait_for_the_whole_arena_to_be_warmed(
     closing.start()
     assert mapping._closed.wait(10)
     go_on.set()
-    closing.join(10)
+    closing.join(60)
     assert len(pieces) == 1 < FILE_BYTES // (2 * MIB)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.harness.leaks import leaks_nothing
+from tests.harness.supervisor import wait_until
 from tqclient.errors import Unavailable
 from tqclient.transport.mooncake.gather import GatherPort, GatherRefused, GatherUnreachable, targets_of
 from tqclient.wire import gather as wire
@@ -67,10 +68,7 @@ def targets(buffer: NDArray[np.uint8], places: list[tuple[int, int]]) -> list[me
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(condition, what="the server is as far")
 
 
 def peers(server: GatherServer) -> int:
@@ -177,7 +175,7 @@ def test_a_request_cut_anywhere_leaves_nothing_behind(server: GatherServer, port
         for length in range(len(good)):
             with connect(server) as peer:
                 peer.sendall(good[:length])
-    assert peers(server) == 1
+    eventually(lambda: peers(server) == 1)
 
 
 def dribble(peer: socket.socket, data: bytes) -> None:
