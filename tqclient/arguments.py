@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -79,6 +80,13 @@ def flag(value: object, *, what: str) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise InvalidArgument(f"{what}={value!r:.80}: expected True or False")
     return bool(value)
+
+
+def seconds_of(value: object, *, what: str) -> float:
+    """Returns a span of time, 0 or more; an endless one is as long as can be said."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise InvalidArgument(f"{what}={value!r:.80}: expected seconds, 0 or more")
+    return float(min(value, sys.float_info.max))
 
 
 def text_of(value: object, *, what: str) -> str:

@@ -292,6 +292,9 @@ def test_what_does_not_fit_is_refused(client: tq.Client, shared_cluster: LocalCl
         bridge.fetch(0, 0, task="critic_train")
     with pytest.raises(tq.InvalidArgument, match="rollout_id=-1"):
         bridge.fetch(-1, 0)
+    for timeout in ("5", -1, float("nan"), True):
+        with pytest.raises(tq.InvalidArgument, match=f"timeout={timeout!r}: expected seconds"):
+            bridge.fetch(0, 0, timeout=timeout)
     with pytest.raises(tq.TopologyMismatch, match=r"DP ranks \[0, 1\], not 2"):
         bridge.fetch(0, 2)
     with pytest.raises(tq.InvalidArgument, match="tokens"):

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import tqclient
 from tqclient import limits
-from tqclient.arguments import names_of
+from tqclient.arguments import names_of, seconds_of
 from tqclient.client import Client
 from tqclient.consumer import Batch
 from tqclient.errors import ClaimTimeout, InternalError, InvalidArgument, PartitionNotFound, Sealed, TopologyMismatch
@@ -337,7 +337,7 @@ class RolloutBridge:
             return  # somebody else did
 
     def _deadline(self, timeout: float | None) -> float:
-        return time.monotonic() + (self.options.timeout if timeout is None else timeout)
+        return time.monotonic() + (self.options.timeout if timeout is None else seconds_of(timeout, what="timeout"))
 
     def __enter__(self) -> RolloutBridge:
         return self

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
+from tqclient.arguments import int_of, name_of, names_of, seconds_of
 from tqclient.errors import InvalidArgument
+from tqclient.policy import NUMBER_MAX
 
 _PREFIX: Final = "tq_"
 _UNBOUNDED: Final = -1
@@ -48,18 +50,18 @@ class RolloutOptions:
     max_attempts: int = 1000
 
     def __post_init__(self) -> None:
-        if not self.run or "/" in self.run:
+        if "/" in name_of(self.run, what="run"):
             raise InvalidArgument(f"run={self.run!r}: expected a name without '/'")
         for name, least in (("tasks", 1), ("extra_fields", 0)):
-            names = getattr(self, name)
-            if isinstance(names, str) or len(names) < least:
-                raise InvalidArgument(f"{name}={names!r}: expected a list of names")
+            names = names_of(getattr(self, name), what=name)
+            if len(names) < least or len(set(names)) < len(names):
+                raise InvalidArgument(f"{name}={names!r}: expected {least} or more names that differ")
             object.__setattr__(self, name, tuple(names))
-        _check_count("start_rollout_id", self.start_rollout_id)
+        int_of(self.start_rollout_id, what="start_rollout_id", least=0, most=NUMBER_MAX)
         if self.max_staleness is not None:
-            _check_count("max_staleness", self.max_staleness)
-        if not self.timeout >= 0:
-            raise InvalidArgument(f"timeout={self.timeout!r}: expected seconds, 0 or more")
+            int_of(self.max_staleness, what="max_staleness", least=0, most=NUMBER_MAX)
+        int_of(self.max_attempts, what="max_attempts", least=1, most=NUMBER_MAX)
+        seconds_of(self.timeout, what="timeout")
         if not isinstance(self.device, str) or not self.device:
             raise InvalidArgument(f"device={self.device!r}: name it: cpu, cuda, cuda:1, npu")
 
@@ -74,11 +76,6 @@ class RolloutOptions:
         if given["max_staleness"] == _UNBOUNDED:
             given["max_staleness"] = None
         return cls(**given)
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InvalidArgument(f"{name}={value!r}: expected an int, 0 or more")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

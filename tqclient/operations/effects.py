@@ -15,7 +15,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 from google.protobuf.message import Message
 
 from tqclient import limits
-from tqclient.errors import InternalError, InvalidArgument, Unavailable
+from tqclient.arguments import seconds_of
+from tqclient.errors import InternalError, Unavailable
 
 CONTROLLER: Final = "controller"
 """The target of a call to the controller; any other target is the address of a storage node."""
@@ -76,9 +77,7 @@ class Deadline:
     """
 
     def __init__(self, timeout: float, clock: Callable[[], float], *, waits: bool = False) -> None:
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
-            raise InvalidArgument(f"timeout={timeout!r}: give seconds, 0 or more; None is the client's default")
-        self.timeout = float(min(timeout, limits.WAIT_MAX_MS / 1000))
+        self.timeout = min(seconds_of(timeout, what="timeout"), limits.WAIT_MAX_MS / 1000)
         self._clock = clock
         start = clock()
         self._wait_end = start + self.timeout - min(WAIT_MARGIN, self.timeout / 10)
