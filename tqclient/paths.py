@@ -66,6 +66,7 @@ class Paths:
         self._lock = threading.Lock()
         self._open: dict[int, _Path] = {}
         self._refusals: dict[int, str] = {}
+        self._closed = False
 
     def get(self, node: controller_pb2.Node) -> NodeTransport | None:
         """Returns the path to a node; None when there is none that still leads there."""
@@ -78,14 +79,18 @@ class Paths:
         return path is not None and path.transport.mapped
 
     def opened(self, node: controller_pb2.Node, transport: NodeTransport) -> NodeTransport:
-        """Books a path; returns the one to use, which is another when two threads opened one."""
+        """Books a path; returns the one to use, which is another when two threads opened one.
+
+        One that comes after `close` is closed as well: whoever was about to use it is told by the transport.
+        """
         fresh = _Path(transport, node.address, node.incarnation, self._better_at(transport))
         with self._lock:
             former = self._open.get(node.arena)
             kept = former if former is not None and former.serves(node) else fresh
-            self._open[node.arena] = kept
+            closing = fresh if kept is not fresh or self._closed else former
+            if not self._closed:
+                self._open[node.arena] = kept
             self._refusals.pop(node.arena, None)
-        closing = fresh if kept is not fresh else former
         if closing is not None:
             closing.close()
         return kept.transport
@@ -112,12 +117,15 @@ class Paths:
 
         Args:
             node: that it was.
-            found: what could be opened, if anything. It takes the old path's place when it is of another kind.
+            found: what could be opened, if anything. It takes the old path's place when it is of another kind, and is
+                closed when all of them were.
         """
         closing: NodeTransport | None = None
         with self._lock:
             path = self._open.get(node.arena)
-            if path is not None and (found is None or found.name == path.transport.name):
+            if self._closed:
+                closing = found
+            elif path is not None and (found is None or found.name == path.transport.name):
                 path.better_at = self._better_at(found or path.transport)
                 closing = found
             elif found is not None:
@@ -156,8 +164,9 @@ class Paths:
                 transport.session_closed(session)
 
     def close(self) -> None:
-        """Closes every path."""
+        """Closes every path, and each one that is opened from now on."""
         with self._lock:
+            self._closed = True
             paths = list(self._open.values())
             self._open.clear()
         for path in paths:

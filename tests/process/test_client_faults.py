@@ -18,6 +18,7 @@ import tqclient as tq
 from tests.faults.probe import node_probe
 from tests.harness.supervisor import Supervisor, wait_until
 from tqclient.limits import MIB
+from tqclient.transport.mapping import ArenaMapping, open_arena
 from tqserver.local import LocalCluster
 
 CONSUMER = """
@@ -161,6 +162,35 @@ def test_a_claim_that_waits_ends_when_another_task_closes_its_client() -> None:
 
     with LocalCluster(storage_nodes=1, arena="64MiB") as cluster, tq.connect(cluster.address) as other:
         asyncio.run(close_while_waiting(cluster.address, lambda: other.describe().waiting_claims == 1))
+
+
+def test_a_path_that_is_being_opened_while_another_thread_closes_its_client_is_closed_too(
+    cluster: LocalCluster, no_leaks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, goes_on = threading.Event(), threading.Event()
+
+    def open_slowly(path: str, arena: int) -> ArenaMapping:
+        mapping = open_arena(path, arena)
+        opened.set()
+        goes_on.wait(60)
+        return mapping
+
+    client = tq.connect(cluster.address, transport="shm")
+    part = client.create_partition("part")
+    ids = part.put({"x": torch.arange(3)})
+    state = client._state
+    (node,) = state.nodes.values()
+    transport = state.paths.get(node)
+    assert transport is not None
+    state.paths.drop(node, transport)
+    monkeypatch.setattr("tqclient.transport.shm.open_arena", open_slowly)
+    with ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(part.get, ids)
+        assert opened.wait(60)
+        client.close()
+        goes_on.set()
+        with pytest.raises(tq.InvalidArgument, match=r"this client is closed"):
+            reading.result(60)
 
 
 def test_a_call_ends_at_its_deadline_while_the_controller_is_away() -> None:
