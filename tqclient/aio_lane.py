@@ -9,7 +9,8 @@ import asyncio
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import grpc
@@ -79,7 +80,7 @@ class AioLane:
         if found is None:
             return None
         try:
-            connection = await asyncio.wait_for(AioConnection.open(found), time_left.to_find())
+            connection = await AioConnection.open(found, time_left.to_find())
         except _BROKEN as error:
             self.search.refused(error)
             return None
@@ -115,14 +116,16 @@ class AioConnection:
         self._writer = writer
 
     @classmethod
-    async def open(cls, found: lane_pb2.FindLaneReply) -> AioConnection:
+    async def open(cls, found: lane_pb2.FindLaneReply, seconds: float) -> AioConnection:
         """Connects.
 
         Args:
             found: where the daemon listens, and the secret that both sides know.
+            seconds: how long the way into it may take.
 
         Raises:
             OSError, EOFError: nobody listens there, or it is not the daemon, or that has no connection to spare.
+            asyncio.TimeoutError: the time is over.
         """
         end = socket.socket(socket.AF_UNIX)
         try:
@@ -134,10 +137,12 @@ class AioConnection:
             raise
         connection = cls(reader, writer)
         try:
-            theirs = await reader.readexactly(wire.CHALLENGE_BYTES)
-            mine = secrets.token_bytes(wire.CHALLENGE_BYTES)
-            writer.write(mine + wire.proof(found.secret, "client", theirs))
-            if not wire.proves(await reader.readexactly(wire.PROOF_BYTES), found.secret, "daemon", mine):
+            with connection._ends_in(seconds):
+                theirs = await reader.readexactly(wire.CHALLENGE_BYTES)
+                mine = secrets.token_bytes(wire.CHALLENGE_BYTES)
+                writer.write(mine + wire.proof(found.secret, "client", theirs))
+                proof = await reader.readexactly(wire.PROOF_BYTES)
+            if not wire.proves(proof, found.secret, "daemon", mine):
                 raise ConnectionError("whoever listens at the lane is not the daemon")
         except BaseException:
             connection.close()
@@ -155,16 +160,39 @@ class AioConnection:
             OSError, EOFError, asyncio.TimeoutError: the connection broke, or the time is over: it is of no use any
                 more.
         """
-        return await asyncio.wait_for(self._call(wire.request(name, request, timeout)), timeout)
-
-    async def _call(self, frame: bytes) -> tuple[int, bytes]:
-        self._writer.write(frame)
-        await self._writer.drain()
-        status = wire.PREVIEW
-        while status == wire.PREVIEW:  # to make use of one takes work that an event loop has no time for
-            length, status = wire.REPLY.unpack(await self._reader.readexactly(wire.REPLY.size))
-            body = await self._reader.readexactly(length)
+        with self._ends_in(timeout):
+            self._writer.write(wire.request(name, request, timeout))
+            await self._writer.drain()
+            status = wire.PREVIEW
+            while status == wire.PREVIEW:  # to make use of one takes work that an event loop has no time for
+                length, status = wire.REPLY.unpack(await self._reader.readexactly(wire.REPLY.size))
+                body = await self._reader.readexactly(length)
         return status, body
+
+    @contextmanager
+    def _ends_in(self, seconds: float | None) -> Iterator[None]:
+        """Closes the connection under its block when the time is over; None: never.
+
+        Not so `asyncio.wait_for`: before Python 3.12 it drops a cancellation that comes together with the answer.
+
+        Raises:
+            asyncio.TimeoutError: the time is over.
+        """
+        if seconds is None:
+            yield
+            return
+        if seconds <= 0:
+            raise asyncio.TimeoutError
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(seconds, self.close)
+        try:
+            yield
+        except _BROKEN:
+            if loop.time() >= timer.when():
+                raise asyncio.TimeoutError from None
+            raise
+        finally:
+            timer.cancel()
 
     def close(self) -> None:
         """Closes it; what waits for it fails."""

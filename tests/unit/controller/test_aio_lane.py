@@ -53,6 +53,15 @@ async def until(condition: Callable[[], bool]) -> None:
     await asyncio.to_thread(wait_until, condition, what="the daemon or the client is as far")
 
 
+async def at_once(condition: Callable[[], bool]) -> None:
+    """As `until`, in the very turn of the event loop."""
+    for _ in range(1_000_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    pytest.fail("it did not come about")
+
+
 async def fails(channels: Channels) -> bool:
     try:
         await beat(channels)
@@ -130,6 +139,26 @@ def test_a_caller_that_waits_no_longer_or_is_cancelled_ends_its_call(daemon: Dae
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("turns", range(8))
+def test_a_caller_that_is_cancelled_as_the_answer_comes_is_cancelled(daemon: Daemon, turns: int) -> None:
+    async def scenario() -> None:
+        async with channels_of(daemon) as (channels, lane):
+            await beat(channels)
+            await beat(channels)  # by the lane
+            reader = lane._idle[0]._reader
+            call = asyncio.create_task(beat(channels))
+            await at_once(lambda: reader._waiter is not None)
+            await at_once(reader._waiter.done)
+            for _ in range(turns):  # of the event loop, since the answer is there
+                await asyncio.sleep(0)
+            if call.cancel():
+                with pytest.raises(asyncio.CancelledError):
+                    await call
+            assert await beat(channels) == 5
+
+    asyncio.run(scenario())
+
+
 def test_calls_side_by_side_have_a_connection_each_and_few_are_kept(daemon: Daemon) -> None:
     async def scenario() -> None:
         async with channels_of(daemon) as (channels, lane):
@@ -190,13 +219,13 @@ def test_who_does_not_know_the_secret_is_cut_off_and_who_listens_in_its_place_no
     async def scenario() -> None:
         wrong = lane_pb2.FindLaneReply(name=daemon.found.name, secret=secrets.token_bytes(32))
         with pytest.raises((OSError, EOFError)):
-            await AioConnection.open(wrong)
+            await AioConnection.open(wrong, 10.0)
         name = f"tq-test-{secrets.token_hex(8)}"
         async with await asyncio.start_unix_server(pretend, f"\0{name}"):
             with pytest.raises(ConnectionError, match="is not the daemon"):
-                await AioConnection.open(lane_pb2.FindLaneReply(name=name, secret=bytes(32)))
+                await AioConnection.open(lane_pb2.FindLaneReply(name=name, secret=bytes(32)), 10.0)
         with pytest.raises(ConnectionRefusedError):
-            await AioConnection.open(lane_pb2.FindLaneReply(name=name, secret=bytes(32)))
+            await AioConnection.open(lane_pb2.FindLaneReply(name=name, secret=bytes(32)), 10.0)
 
     asyncio.run(scenario())
 
