@@ -6,7 +6,7 @@
         async with part.consumer("actor_train").claim(64) as batch:
             ...
 
-Waiting calls wait on the event loop; memory copies run in its default executor. Arguments, results and errors are those
+Waiting calls wait on the event loop; memory copies run in threads. Arguments, results and errors are those
 of the blocking classes; their docstrings hold here. Two threads per client, as there, keep the session and clean up.
 """
 
@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tqclient import lane_search, limits
+from tqclient import lane_search, limits, threads
 from tqclient.aio_consumer import Batch, Consumer
 from tqclient.aio_lane import AioLane
 from tqclient.aio_permit import Permit
@@ -165,7 +165,7 @@ class Client:
         if self._state.forked:
             return  # the event loop is the parent's, too
         try:
-            await asyncio.to_thread(self._finalizer)
+            await asyncio.shield(threads.begin(self._finalizer))
         finally:
             closing = _close_all(self._channels.take_all())
             if asyncio.get_running_loop() is self._loop:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
+from tqclient import threads
 from tqclient.errors import TQError
 from tqclient.lane import Method
 from tqclient.operations.effects import CONTROLLER, Call, Effect, Operation, Work
@@ -59,7 +60,7 @@ def run_sync(operation: Operation[T], stubs: Stubs) -> T:
 
 
 async def run_async(operation: Operation[T], stubs: Stubs) -> T:
-    """Runs an operation to its end in this event loop; blocking work runs in the loop's default executor.
+    """Runs an operation to its end in this event loop; blocking work runs in a thread.
 
     Args:
         operation: just made, not yet started.
@@ -108,7 +109,7 @@ async def _perform_async(effect: Effect, stubs: Stubs) -> Any:
 
 async def _in_thread(effect: Work) -> Any:
     """Runs blocking work; when it is cancelled, ends only once the thread is done, and touches nothing any more."""
-    work = asyncio.ensure_future(asyncio.to_thread(effect.run))
+    work = threads.begin(effect.run)
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:

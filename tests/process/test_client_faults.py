@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -293,3 +296,30 @@ def test_an_interpreter_ends_whatever_is_open(
     command = [sys.executable, "-W", "ignore", "-c", LEAVES_ALL_OPEN, cluster.address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_calls_of_asyncio_end_in_time_whatever_the_others_wait_for() -> None:
+    """As many as wait for a node that was stopped: an event loop's executor has fewer threads."""
+
+    async def scenario(cluster: LocalCluster) -> list[float]:
+        client = await tq.aio.connect(cluster.address, transport="grpc", timeout=60)
+        part = await client.create_partition("part")
+        ids = await part.put({"x": torch.arange(3)})
+        os.kill(cluster.storage[0].pid, signal.SIGSTOP)
+        took = []
+        try:
+            stuck = [asyncio.create_task(part.get(ids)) for _ in range(64)]
+            await asyncio.sleep(0.5)
+            for last in (part.get(ids, timeout=1), client.close()):
+                start = time.monotonic()
+                with suppress(tq.Unavailable):
+                    await last
+                took.append(time.monotonic() - start)
+        finally:
+            os.kill(cluster.storage[0].pid, signal.SIGCONT)
+        for each in await asyncio.gather(*stuck, return_exceptions=True):
+            assert isinstance(each, tq.TQError)
+        return took
+
+    with LocalCluster(storage_nodes=1, arena="64MiB") as cluster:
+        assert max(asyncio.run(scenario(cluster))) < 20
