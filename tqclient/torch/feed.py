@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tqclient.errors import TQError
+from tqclient.errors import TQError, Unavailable
 from tqclient.operations.claims import ClaimHandle, Verdict
 from tqclient.torch.dataset import Claimer, StreamingDataset
 from tqclient.torch.devices import Mover, Ready
@@ -89,10 +89,14 @@ class Feed(ABC):
             fetched = self._take()
             if fetched is None:
                 return None
-            self.took(fetched.held)
-            if self.holds(fetched.held):
-                self._mover.arrived(fetched.value, fetched.ready)
-                return fetched
+            try:
+                self.took(fetched.held)
+                if self.holds(fetched.held):
+                    self._mover.arrived(fetched.value, fetched.ready)
+                    return fetched
+            except BaseException:  # nobody else knows of it any more
+                self.give_up(fetched.held)
+                raise
             # Its samples are delivered again already: the process was not heard of for a lease.
 
     def _take(self) -> Fetched | None:
@@ -144,11 +148,15 @@ class Feed(ABC):
         left = self._stop(others)
         self.interrupt()
         self.join()  # or a claim that still waits is granted what is released
+        silent = False
         for held in left:
             try:
-                self.settle(held, "released")
-            except TQError:
-                self.give_up(held)
+                if not silent:
+                    self.settle(held, "released")
+                    continue
+            except TQError as error:
+                silent = isinstance(error, Unavailable)  # the others are not waited for one after the other
+            self.give_up(held)
 
     def _stop(self, others: Iterable[Held]) -> list[Held]:
         with self._changed:
