@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgpack
 import numpy as np
 
 from tqserver.controller.core import tags
@@ -59,8 +60,8 @@ def _check_samples(partition: Partition, references: Counter[int]) -> None:
     members = Counter(samples.group[:size][alive].tolist())
     sizes = [members.get(index, 0) for index in range(len(samples.groups.values))]
     _require(samples.groups.sizes == sizes, "group members are counted")
-    named = Counter(shard for own in samples.tags if own and (shard := tags.shard(own)) is not None)
-    _require(samples.shard_sizes == named, "the samples of shards are counted")
+    named = Counter(code - 1 for own in samples.tags if own and (code := tags.shard_code(msgpack.unpackb(own))))
+    _require(samples.shards.sizes == named, "the samples of shards are counted")
     for name, column in samples.columns.items():
         written = column.block[:size] != 0
         _require(column.written == int(written.sum()), f"{name}: written samples are counted")

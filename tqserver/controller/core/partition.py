@@ -347,7 +347,7 @@ class Partition:
                 field.length_min, field.length_max = found
 
     def _shards(self) -> dict[int, controller_pb2.Shard]:
-        counts = self.samples.shard_sizes
+        counts = self.samples.shards.sizes
         return {
             shard: controller_pb2.Shard(metadata=self.shards.get(shard, {}), samples=counts.get(shard, 0))
             for shard in sorted({*self.shards, *counts})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -16,11 +15,11 @@ from tqclient.schema import Form
 from tqserver.controller.core import limits, tags
 from tqserver.controller.core.arrays import distinct, grown
 from tqserver.controller.core.groups import DeclaredSizes, GroupTable, Members
+from tqserver.controller.core.shards import Shards
 from tqserver.controller.core.tagcolumns import TagColumns
 
 Slots = NDArray[np.int64]
 LENGTH_UNKNOWN: Final = (1 << 32) - 1
-_SHARD: Final = tags.SHARD.encode()
 
 T = TypeVar("T")
 
@@ -95,7 +94,7 @@ class SampleTable:
         lengths: path of a ragged field → uint32 [capacity]: leading dimension by slot; LENGTH_UNKNOWN where a put did
             not say it.
         length_ranges: path of a ragged field → the least and the greatest of all lengths ever put.
-        shard_sizes: shard → live samples whose tag names it; none is 0.
+        shards: that their tags name.
     """
 
     def __init__(self) -> None:
@@ -115,7 +114,7 @@ class SampleTable:
         self.lengths: dict[str, NDArray[np.uint32]] = {}
         # Caches, each made on first use: what they say follows from the groups and tags of live samples.
         self.length_ranges: dict[str, tuple[int, int]] = {}
-        self.shard_sizes: dict[int, int] = {}
+        self.shards = Shards()
         self._declared: DeclaredSizes | None = None
         self._members: Members | None = None
         self._by_tag = TagColumns()
@@ -218,24 +217,6 @@ class SampleTable:
         length = self.columns[field].form.row_length
         return self.length_ranges.get(field) if length is None else (length, length)
 
-    def _count_shards(self, slots: Slots, sign: int) -> None:
-        for own, count in Counter(self.tags_of(slots)).items():  # of many samples, few differ
-            if _SHARD not in own:
-                continue
-            shard = tags.shard(own)
-            if shard is None:
-                continue
-            size = self.shard_sizes.get(shard, 0) + sign * count
-            if size:
-                self.shard_sizes[shard] = size
-            else:
-                del self.shard_sizes[shard]
-
-    def count_shards(self) -> None:
-        """Counts the samples of each shard anew."""
-        self.shard_sizes.clear()
-        self._count_shards(self.slots(), 1)
-
     def find(self, ids: NDArray[np.int64]) -> Slots:
         """Returns the slots of samples; -1 where there is none of that id."""
         slots = np.searchsorted(self.ids[: self.size], ids)
@@ -276,6 +257,7 @@ class SampleTable:
             column.block, column.row = grown(column.block, capacity), grown(column.row, capacity)
         self.lengths = {name: grown(array, capacity) for name, array in self.lengths.items()}
         self._by_tag.move(slice(None), capacity)
+        self.shards.move(slice(None), capacity)
 
     def append(self, ids: NDArray[np.int64], keys: Iterable[str] | None) -> range:
         """Takes in new samples, without groups, versions, tags or fields; `reserve` was called. Returns their slots."""
@@ -360,10 +342,9 @@ class SampleTable:
         self.tagged = True
         self._declare(slots, -1)
         own = self.tags
-        self._count_shards(slots, -1)
         for slot, value in zip(slots.tolist(), values, strict=True):
             own[slot] = value
-        self._count_shards(slots, 1)
+        self.shards.set(slots, values, self.capacity)
         self._declare(slots, 1)
         self._by_tag.set(slots, values)
 
@@ -391,7 +372,7 @@ class SampleTable:
             column.block[slots] = 0
             blocks.append(before)
         self._declare(slots, -1)
-        self._count_shards(slots, -1)
+        self.shards.remove(slots)
         self.alive[slots] = False
         self.groups.count(self.group[slots], -1)
         self._forget_names(slots)
@@ -461,6 +442,7 @@ class SampleTable:
             column.block, column.row = grown(column.block[kept], capacity), grown(column.row[kept], capacity)
         self.lengths = {name: grown(array[kept], capacity) for name, array in self.lengths.items()}
         self._by_tag.move(kept, capacity)
+        self.shards.move(kept, capacity)
         slots = kept.tolist()
         self.keys = [self.keys[slot] for slot in slots]
         self.tags = [self.tags[slot] for slot in slots]

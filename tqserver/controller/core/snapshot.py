@@ -328,7 +328,8 @@ def _load_samples(samples: SampleTable, row: dict[str, Any]) -> None:
         samples.columns[name] = column
     samples.lengths = {name: _array(data, "<u4", capacity) for name, data in row.get("lengths", ())}
     samples.length_ranges = {name: (low, high) for name, low, high in row.get("length_ranges", ())}
-    samples.count_shards()
+    if samples.tagged:
+        samples.shards.set(np.arange(size), samples.tags, capacity)
 
 
 class _Blocks:

@@ -6,7 +6,7 @@ each takes a microsecond.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -16,8 +16,6 @@ from tqserver.controller.core import limits, tags
 from tqserver.controller.core.arrays import grown
 from tqserver.controller.core.cache import Cache
 
-CHUNK_ROWS: Final = 4_096
-"""Maps that are unpacked at one time: a million would take more memory than all that is known of their samples."""
 VALUE_BYTES: Final = 200
 """Of a value that is told apart from others, about."""
 
@@ -102,7 +100,7 @@ class TagColumns:
         found = self._numbers.get(tag)
         if found is None:
             found = self._numbers.add(tag, np.full(capacity, -np.inf))
-            for part, maps in _unpacked(own):
+            for part, maps in tags.unpacked_parts(own):
                 found[part] = [tags.number(each.get(tag)) for each in maps]
         return found
 
@@ -132,7 +130,7 @@ class TagColumns:
     def _make(self, wanted: Iterable[str | bytes], own: Sequence[bytes], capacity: int) -> None:
         known = {tag for tag, values in self._values.items() if not values.is_full or len(own) > limits.TAG_VALUES_MAX}
         missing = [TagValues(tag, capacity) for tag in wanted if tag not in known]
-        for part, maps in _unpacked(own if missing else ()):
+        for part, maps in tags.unpacked_parts(own if missing else ()):
             for column in missing:
                 column.set(part, maps)
         for column in missing:
@@ -148,7 +146,7 @@ class TagColumns:
 
     def set(self, slots: NDArray[np.int64], own: Sequence[bytes]) -> None:
         """Samples have these tags now."""
-        for part, maps in _unpacked(own if len(self._numbers) or len(self._values) else ()):
+        for part, maps in tags.unpacked_parts(own if len(self._numbers) or len(self._values) else ()):
             for tag, numbers in self._numbers.items():
                 numbers[slots[part]] = [tags.number(each.get(tag)) for each in maps]
             for values in self._values:
@@ -163,10 +161,3 @@ class TagColumns:
         """Keeps these slots (int64 [n], or a slice), in this order, as the first ones, and makes room for more."""
         self._numbers.replace(lambda array: grown(array[kept], capacity))
         self._values.replace(lambda values: values.move(kept, capacity))
-
-
-def _unpacked(own: Sequence[bytes]) -> Iterator[tuple[slice, list[dict[Any, Any]]]]:
-    """Yields the maps of some samples at a time, and which of them these are."""
-    for start in range(0, len(own), CHUNK_ROWS):
-        maps = tags.unpacked(own[start : start + CHUNK_ROWS])
-        yield slice(start, start + len(maps)), maps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from typing import Any, Final
 
@@ -24,6 +24,8 @@ SHARD: Final = "shard"
 """The part of its partition that a sample belongs to: an int."""
 PLAIN: Final = (bool, int, float, str, bytes)
 """Types of values that are equal where their types are the same and they hash alike."""
+CHUNK_ROWS: Final = 4_096
+"""Maps that are unpacked at one time: a million would take more memory than all that is known of their samples."""
 KNOWN_MAX: Final = 4_096
 """Encoded maps whose outcome a filter remembers; ..."""
 KNOWN_BYTES_MAX: Final = 1 << 19
@@ -62,6 +64,13 @@ def unpacked(values: Sequence[bytes]) -> list[dict[Any, Any]]:
     return list(unpacker)
 
 
+def unpacked_parts(values: Sequence[bytes]) -> Iterator[tuple[slice, list[dict[Any, Any]]]]:
+    """Yields `CHUNK_ROWS` encoded maps at a time, unpacked, and which of them these are."""
+    for start in range(0, len(values), CHUNK_ROWS):
+        maps = unpacked(values[start : start + CHUNK_ROWS])
+        yield slice(start, start + len(maps)), maps
+
+
 def each(ask: Callable[[bytes], bool], values: Sequence[bytes]) -> NDArray[np.bool_]:
     """Returns what is said of each value, and asks once of equal ones where most are equal to others."""
     different = set(values)
@@ -86,10 +95,10 @@ def group_size(tags: bytes) -> int | None:
     return min(value, GROUP_SIZE_MAX)
 
 
-def shard(tags: bytes) -> int | None:
-    """Returns the shard that a sample says it belongs to, if it says one."""
-    value = msgpack.unpackb(tags).get(SHARD)
-    return value if type(value) is int and 0 <= value < limits.SHARDS_MAX else None
+def shard_code(tags: dict[Any, Any]) -> int:
+    """Returns the shard that a sample says it belongs to, and 1; 0 if it says none."""
+    value = tags.get(SHARD)
+    return value + 1 if type(value) is int and 0 <= value < limits.SHARDS_MAX else 0
 
 
 class TagFilter:
