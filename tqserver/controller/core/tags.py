@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from itertools import compress
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from operator import contains
 from typing import Any, Final
 
 import msgpack
@@ -26,10 +26,6 @@ PLAIN: Final = (bool, int, float, str, bytes)
 """Types of values that are equal where their types are the same and they hash alike."""
 CHUNK_ROWS: Final = 4_096
 """Maps that are unpacked at one time: a million would take more memory than all that is known of their samples."""
-KNOWN_MAX: Final = 4_096
-"""Encoded maps whose outcome a filter remembers; ..."""
-KNOWN_BYTES_MAX: Final = 1 << 19
-"""... and their bytes: nobody else may have them any more."""
 _NO_TAGS: Final = bytes(msgpack.packb({}))
 
 
@@ -41,16 +37,6 @@ def merge(own: bytes, new: bytes) -> bytes:
     tags.update(msgpack.unpackb(new))
     left = {key: value for key, value in tags.items() if value is not None}
     return bytes(msgpack.packb(left)) if left else b""
-
-
-def has_all(tags: bytes, wanted: dict[Any, Any]) -> bool:
-    """Whether an encoded map has all of these tags, with these values."""
-    own = msgpack.unpackb(tags) if tags else {}
-    return all(key in own and _same(own[key], value) for key, value in wanted.items())
-
-
-def _same(left: Any, right: Any) -> bool:
-    return bool(type(left) is type(right) and left == right)  # 1, 1.0 and True are different tags
 
 
 def unpacked(values: Sequence[bytes]) -> list[dict[Any, Any]]:
@@ -69,14 +55,6 @@ def unpacked_parts(values: Sequence[bytes]) -> Iterator[tuple[slice, list[dict[A
     for start in range(0, len(values), CHUNK_ROWS):
         maps = unpacked(values[start : start + CHUNK_ROWS])
         yield slice(start, start + len(maps)), maps
-
-
-def each(ask: Callable[[bytes], bool], values: Sequence[bytes]) -> NDArray[np.bool_]:
-    """Returns what is said of each value, and asks once of equal ones where most are equal to others."""
-    different = set(values)
-    if 2 * len(different) < len(values):
-        ask = {value: ask(value) for value in different}.__getitem__
-    return np.fromiter(map(ask, values), np.bool_, len(values))
 
 
 def number(value: Any) -> float:
@@ -101,6 +79,54 @@ def shard_code(tags: dict[Any, Any]) -> int:
     return value + 1 if type(value) is int and 0 <= value < limits.SHARDS_MAX else 0
 
 
+class Having:
+    """Which encoded maps, as `merge` returns them, have all of some tags, with these values.
+
+    Args:
+        wanted: tag → value.
+    """
+
+    def __init__(self, wanted: dict[Any, Any]) -> None:
+        self._wanted = wanted
+        self._traces = [_trace(tag, value) for tag, value in wanted.items()]
+
+    def of(self, values: Sequence[bytes]) -> NDArray[np.bool_]:
+        """Returns what is said of each map: bool [values].
+
+        Equal ones are asked once where most are equal to others. Where they differ, most of those that have not all of
+        the tags lack some bytes as well, which is told in a tenth of the time that it takes to unpack them.
+        """
+        found = np.ones(len(values), np.bool_)
+        if not self._wanted:
+            return found
+        different = set(values)
+        if 2 * len(different) < len(values):
+            known = dict(zip(different, self.of(list(different)).tolist(), strict=True))
+            return np.fromiter(map(known.__getitem__, values), np.bool_, len(values))
+        for trace in self._traces:
+            found &= np.fromiter(map(contains, values, repeat(trace)), np.bool_, len(values))
+        places = found.nonzero()[0]
+        for part, maps in unpacked_parts([values[place] for place in places.tolist()]):
+            found[places[part]] = [self._said_by(own) for own in maps]
+        return found
+
+    def _said_by(self, own: dict[Any, Any]) -> bool:
+        return all(tag in own and _same(own[tag], value) for tag, value in self._wanted.items())
+
+
+def _same(left: Any, right: Any) -> bool:
+    return bool(type(left) is type(right) and left == right)  # 1, 1.0 and True are different tags
+
+
+def _trace(tag: Any, value: Any) -> bytes:
+    """Returns what is somewhere among the bytes of each map that has this tag and value."""
+    only_one = type(value) in PLAIN and (type(value) is not float or value != 0)  # -0.0 is another encoding of 0.0
+    return bytes(msgpack.packb(tag) + (msgpack.packb(value) if only_one else b""))
+
+
+_ABORTED: Final = Having({ABORTED: True})
+
+
 class TagFilter:
     """Which samples a claim may have, by their tags.
 
@@ -114,41 +140,19 @@ class TagFilter:
     """
 
     def __init__(self, where: bytes, unaborted: bool) -> None:
-        self._where: dict[Any, Any] = msgpack.unpackb(where) if where else {}
-        self.plain = self._where if all(type(value) in PLAIN for value in self._where.values()) else {}
+        wanted: dict[Any, Any] = msgpack.unpackb(where) if where else {}
+        self._having = Having(wanted)
+        self.plain = wanted if all(type(value) in PLAIN for value in wanted.values()) else {}
         self.unaborted = unaborted
-        self._abortion = ABORTED.encode() if unaborted else None
-        self._known: dict[bytes, bool] = {}
-        self._known_bytes = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory, about."""
-        return sys.getsizeof(self._known) + self._known_bytes
 
     def __call__(self, tags: bytes) -> bool:
         """Whether a sample with these tags passes."""
-        if not self._where and (self._abortion is None or self._abortion not in tags):
-            return True  # the rule, and worth no look into maps that are all different
-        known = self._known.get(tags)
-        if known is None:
-            if len(self._known) >= KNOWN_MAX or self._known_bytes + len(tags) > KNOWN_BYTES_MAX:
-                self._known.clear()
-                self._known_bytes = 0
-            self._known_bytes += len(tags)
-            aborted = self._abortion is not None and has_all(tags, {ABORTED: True})
-            known = self._known[tags] = not aborted and has_all(tags, self._where)
-        return known
+        return bool(self.of([tags])[0])
 
     def of(self, values: Sequence[bytes]) -> NDArray[np.bool_]:
         """Returns which of many pass: bool [values]."""
-        word = self._abortion
-        if self._where or word is None:
-            return each(self, values)
-        suspect = np.fromiter((word in value for value in values), np.bool_, len(values))
-        passes = ~suspect
-        passes[suspect] = each(self, list(compress(values, suspect)))
-        return passes
+        passes = self._having.of(values)
+        return passes & ~_ABORTED.of(values) if self.unaborted else passes
 
 
 UNABORTED: Final = TagFilter(b"", True)

@@ -58,7 +58,7 @@ class View(Bitmap):
     @property
     def nbytes(self) -> int:
         """Bytes of memory, about, with those of its indexes."""
-        by_tags = 0 if self.open is None or self.filter is None else self.open.nbytes + self.filter.nbytes
+        by_tags = 0 if self.open is None else self.open.nbytes
         indexes = sum(each.nbytes for each in self.priorities) + sum(each.nbytes for each in self.group_indexes)
         return super().nbytes + by_tags + indexes
 
