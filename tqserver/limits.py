@@ -28,6 +28,8 @@ ALLOCATE_STEP_BYTES: Final = 256 * MIB
 """Of that rest, allocated at a time and then handed to the allocator."""
 PREFAULT_STEP_BYTES: Final = 16 * MIB
 """Bytes that one call populates; the mapping is locked against changes meanwhile."""
+EXTENTS_PER_STEP: Final = 512
+"""Extents that are sealed or freed at one time, of an order that may name millions: about 3 ms, and others go on."""
 
 # Streams.
 READ_RANGES_MAX: Final = 1 << 20

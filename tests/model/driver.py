@@ -81,7 +81,7 @@ class Driver:
 
     def synced(self) -> set[tuple[int, ...]]:
         """Returns what a NodeSync would say."""
-        return set(map(tuple, self.core.node_sync(NODE, ARENA)[0].tolist()))
+        return set(map(tuple, extents_of(self.core, NODE, ARENA)))
 
     def open(self, client: int = 1) -> int:
         return int(
@@ -180,6 +180,12 @@ class Driver:
         described = self.core.describe_partition(partition)
         found = next(c for c in described.consumers if c.name == consumer)
         return found.pending, found.ready, found.leased, found.consumed, found.dropped
+
+
+def extents_of(core: Core, node: str, arena: int) -> list[list[int]]:
+    """Returns the extents that a NodeSync tells: offset, length, generation, partition."""
+    parts, _ = core.node_sync(node, arena)
+    return [extent for part in parts for extent in part.tolist()]
 
 
 def claim_request(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Final
 
 import numpy as np
@@ -51,14 +51,15 @@ class _Link:
         self.arena = arena
         self.usage = pb.NodeUsage()
         self._sync: pb.NodeOrder | None = None
+        self._extents: Iterator[NDArray[np.uint64]] = iter(())
         self._orders: list[_Order] = []
         self._sequence = 0
         self._awake = asyncio.Event()
         self._gathering: asyncio.TimerHandle | None = None
         self._end: TQError | None = None
 
-    def start(self, sync: pb.NodeOrder) -> None:
-        self._sync = sync
+    def start(self, sync: pb.NodeOrder, extents: Iterator[NDArray[np.uint64]]) -> None:
+        self._sync, self._extents = sync, extents
         self._awake.set()
 
     def push(self, sequence: int, kind: str, rows: NDArray[np.uint64]) -> None:
@@ -81,6 +82,14 @@ class _Link:
         self._orders.clear()
         self._awake.set()
 
+    async def _packed_extents(self) -> bytes:
+        """Returns those of the NodeSync; others go on while millions are written down."""
+        packed = []
+        for rows in self._extents:
+            packed.append(pack_array(rows, U64))
+            await asyncio.sleep(0)
+        return b"".join(packed)
+
     async def orders(self) -> AsyncIterator[pb.NodeOrder]:
         """Yields what to send, neighbours of one kind gathered into one order.
 
@@ -92,6 +101,7 @@ class _Link:
             self._awake.clear()
             if self._sync is not None:
                 sync, self._sync = self._sync, None
+                sync.sync.extents = await self._packed_extents()
                 yield sync
             if self._gathering is not None:
                 self._gathering.cancel()
@@ -295,13 +305,12 @@ class Links:
         self._changes += 1
         extents, sessions = self._core.node_sync(link.node, link.arena)
         sync = pb.NodeSync(
-            extents=pack_array(extents, U64),
             sessions=pack_array(sessions, U64),
             committed=pack_array(self._core.committed(link.arena), U64),
             grace_ms=self._core.grace_ms(self._clock()),
         )
-        link.start(pb.NodeOrder(sequence=self._core.sequence, sync=sync))
-        _log.info("attached", node=link.node, address=hello.node.address, extents=len(extents), sessions=len(sessions))
+        link.start(pb.NodeOrder(sequence=self._core.sequence, sync=sync), extents)
+        _log.info("attached", node=link.node, address=hello.node.address, sessions=len(sessions))
 
     def _remove(self, link: _Link) -> None:
         if self._links.get(link.node) is link:

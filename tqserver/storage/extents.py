@@ -145,6 +145,13 @@ class Outcome:
     conflicts: list[Extent] = field(default_factory=list)
     kept: list[Extent] = field(default_factory=list)
 
+    def add(self, other: Outcome) -> None:
+        """Takes in what another part of the same order met."""
+        self.late += other.late
+        self.adopted += other.adopted
+        self.conflicts += other.conflicts
+        self.kept += other.kept
+
 
 class Allocator:
     """Hands out, seals and frees the bytes of one arena.
@@ -395,45 +402,18 @@ class Allocator:
             window.length = run.end - window.offset
             self._open(window, run)
 
-    def sync(
-        self,
-        extents: Iterable[Extent],
-        sessions: Iterable[int],
-        committed: Iterable[tuple[int, int, int]] = (),
-        *,
-        now: float,
-        keep: bool = False,
-    ) -> Outcome:
-        """Takes over the controller's whole truth: what is neither sealed nor reserved by a live session is freed.
+    def end_others(self, live: Iterable[int], *, now: float) -> None:
+        """Ends every session that is not among the live ones; `now` as for `end_session`."""
+        kept = set(live)
+        for session in [session for session in self._by_session if session not in kept]:
+            self.end_session(session, now=now)
+
+    def unheard(self, committed: Iterable[tuple[int, int, int]]) -> list[Extent]:
+        """Returns what was committed and lies in windows yet: the orders that it was sealed and freed were lost.
 
         Args:
-            extents: every one that is sealed.
-            sessions: every one that is live.
             committed: generation, start and end of bytes that were ever committed, live or not.
-            now: as for `end_session`.
-            keep: extents that the controller does not know stay sealed; the caller is to `free` them later.
-
-        Returns:
-            As `seal`; extents that were adopted are no surprise after a restart.
         """
-        truth = {extent.offset: extent for extent in extents}
-        gone = [extent for extent in self._extents.values() if truth.get(extent.offset) != extent]
-        if not keep:
-            self.free(gone)  # ahead of the seals, which may need their bytes
-        outcome = self.seal(truth[offset] for offset in sorted(truth))
-        unheard = self._unheard(committed)
-        self.seal(unheard)
-        if keep:
-            outcome.kept += gone + unheard
-        else:
-            self.free(unheard)
-        live = set(sessions)
-        for session in [session for session in self._by_session if session not in live]:
-            self.end_session(session, now=now)
-        return outcome
-
-    def _unheard(self, committed: Iterable[tuple[int, int, int]]) -> list[Extent]:
-        """Returns what was committed and lies in windows yet: the orders that it was sealed and freed were lost."""
         found = []
         for generation, start, end in committed:
             window = self._windows.get(generation)

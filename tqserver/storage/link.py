@@ -93,7 +93,7 @@ class Link:
             self._call = call
             try:
                 while (order := await call.read()) is not grpc.aio.EOF:
-                    self._node.apply(order)
+                    await self._node.apply(order)
                     if order.HasField("sync"):
                         self._complaint = ""
                         _log.info("attached", controller=self._controller, sequence=order.sequence)

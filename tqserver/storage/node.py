@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +15,37 @@ from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver import limits, logs
 from tqserver.storage.arena import Arena
 from tqserver.storage.extents import Allocator, Extent, Outcome, Usage, Window
+from tqserver.storage.sync import sync
 from tqserver.storage.tickets import Tickets
 from tqserver.waiting import within
 
 _log = logs.get("storage.node")
 
 
-def _extents(data: bytes) -> Iterable[Extent]:
-    return (Extent(*row) for row in unpack_array(data, U64, what="extents", columns=4).tolist())
+def _extents(rows: NDArray[np.uint64]) -> Iterator[Extent]:
+    for start in range(0, len(rows), limits.EXTENTS_PER_STEP):
+        for row in rows[start : start + limits.EXTENTS_PER_STEP].tolist():
+            yield Extent(*row)
+
+
+async def _by_turns(data: bytes) -> AsyncIterator[list[Extent]]:
+    """Yields some extents of an order at a time, and lets others go on in between."""
+    rows: NDArray[np.uint64] = unpack_array(data, U64, what="extents", columns=4)
+    for start in range(0, len(rows), limits.EXTENTS_PER_STEP):
+        if start:
+            await asyncio.sleep(0)
+        yield list(_extents(rows[start : start + limits.EXTENTS_PER_STEP]))
+
+
+async def _finished(steps: Generator[None, None, Outcome]) -> Outcome:
+    """Takes steps, and lets others go on after each."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            return outcome
+        await asyncio.sleep(0)
 
 
 class Node:
@@ -90,20 +113,24 @@ class Node:
 
     # Orders of the controller.
 
-    def apply(self, order: pb.NodeOrder) -> None:
+    async def apply(self, order: pb.NodeOrder) -> None:
         """Carries out one order; orders come in the order in which the controller applied its changes.
+
+        One about many extents is carried out by and by, and calls are answered meanwhile; the next one has to wait.
 
         Raises:
             InvalidArgument: it does not parse.
         """
         kind = order.WhichOneof("order")
         if kind == "sync":
-            self._sync(order.sync, order.sequence)
+            await self._sync(order.sync, order.sequence)
             return
         if kind == "sealed":
-            self._log_outcome(self._allocator.seal(_extents(order.sealed.extents)))
+            async for part in _by_turns(order.sealed.extents):
+                self._log_outcome(self._allocator.seal(part))
         elif kind == "freed":
-            self._allocator.free(_extents(order.freed.extents))
+            async for part in _by_turns(order.freed.extents):
+                self._allocator.free(part)
         elif kind == "sessions":
             self._open_sessions(unpack_array(order.sessions.opened, U64, what="opened").tolist())
             for session in unpack_array(order.sessions.ended, U64, what="ended").tolist():
@@ -111,15 +138,20 @@ class Node:
                 self._end_session(session)
         self.arena.saw_sequence(order.sequence)
 
-    def _sync(self, sync: pb.NodeSync, sequence: int) -> None:
-        sessions = unpack_array(sync.sessions, U64, what="sessions").tolist()
-        keep = self._synced and sync.grace_ms > 0  # a node that was just started has sealed nothing itself
-        committed = unpack_array(sync.committed, U64, what="committed", columns=3).tolist()
-        outcome = self._allocator.sync(_extents(sync.extents), sessions, committed, now=self._now(), keep=keep)
+    async def _sync(self, order: pb.NodeSync, sequence: int) -> None:
+        sessions = unpack_array(order.sessions, U64, what="sessions").tolist()
+        keep = self._synced and order.grace_ms > 0  # a node that was just started has sealed nothing itself
+        committed = unpack_array(order.committed, U64, what="committed", columns=3).tolist()
+        rows: NDArray[np.uint64] = unpack_array(order.extents, U64, what="extents", columns=4)
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
         if self._freeing is not None:
-            self._freeing.cancel()  # what it was to free was freed just now, or is kept for longer
-        loop = asyncio.get_running_loop()
-        self._freeing = loop.call_later(sync.grace_ms / 1000, self._allocator.free, outcome.kept) if keep else None
+            self._freeing.cancel()  # what it was to free is freed now, or is kept for longer
+            self._freeing = None
+        steps = sync(self._allocator, _extents(rows), sessions, committed, now=self._now(), keep=keep)
+        outcome = await _finished(steps)
+        if keep:
+            loop = asyncio.get_running_loop()
+            self._freeing = loop.call_later(order.grace_ms / 1000, self._allocator.free, outcome.kept)
         if not self._synced:
             outcome.adopted.clear()  # a node that was just started learns of its extents this way
         self._log_outcome(outcome)

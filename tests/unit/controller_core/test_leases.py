@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import pytest
 
-from tests.model.driver import ARENA, LEASE, NODE, Driver, ids, unpack
+from tests.model.driver import ARENA, LEASE, NODE, Driver, extents_of, ids, unpack
 from tqclient import limits
 from tqclient.errors import InvalidArgument, LeaseExpired, UnsupportedVersion
 from tqclient.wire.packing import U64, pack_array
@@ -262,10 +262,23 @@ def test_session_of_another_client_is_refused(driver: Driver, session: int) -> N
 def test_node_sync_is_the_whole_truth(driver: Driver, session: int) -> None:
     p = driver.partition(session)
     driver.put(session, p, 2, blocks=[1, 1])
-    extents, sessions = driver.core.node_sync(NODE, ARENA)
-    assert extents.tolist() == [[0, 512, 1, p], [512, 512, 1, p]]
-    assert sessions.tolist() == [session]
-    assert driver.core.node_sync(NODE, 5)[0].shape == (0, 4)
+    assert extents_of(driver.core, NODE, ARENA) == [[0, 512, 1, p], [512, 512, 1, p]]
+    assert driver.core.node_sync(NODE, ARENA)[1].tolist() == [session]
+    assert not extents_of(driver.core, NODE, 5)
+
+
+def test_node_sync_tells_some_extents_at_a_time_as_they_were_when_it_was_asked_for(
+    driver: Driver, session: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_limits, "BLOCKS_TOLD_AT_ONCE", 2)
+    p = driver.partition(session, keep=True)
+    driver.put(session, p, 5, blocks=[1] * 5)
+    parts, _ = driver.core.node_sync(NODE, ARENA)
+    assert next(parts).tolist() == [[0, 512, 1, p], [512, 512, 1, p]]
+    driver.ok("clear", pb.ClearRequest(partition_id=p, ids=ids(1, 3, 5)), session=session)
+    driver.put(session, p, 1)
+    assert [part[:, 0].tolist() for part in parts] == [[1024, 1536], [2048]]
+    assert [extent[0] for extent in extents_of(driver.core, NODE, ARENA)] == [512, 1536, 2560]
 
 
 def test_topology_changes_with_the_nodes(driver: Driver) -> None:

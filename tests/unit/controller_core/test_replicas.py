@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.model.driver import ARENA, BLOCK_BYTES, NODE, Driver, ids
+from tests.model.driver import ARENA, BLOCK_BYTES, NODE, Driver, extents_of, ids
 from tqclient.errors import InvalidArgument, LeaseExpired
 from tqclient.wire.v1 import common_pb2
 from tqclient.wire.v1 import controller_pb2 as pb
@@ -66,7 +66,7 @@ def test_both_replicas_are_sealed_and_freed(two: TwoNodes) -> None:
     assert two.nodes_hold() == {NODE: 2, OTHER: 2}
     assert two.core.describe_partition(p).bytes == 4 * BLOCK_BYTES  # of both
     for name, arena in ((NODE, ARENA), (OTHER, OTHER_ARENA)):
-        assert len(two.core.node_sync(name, arena)[0]) == 2
+        assert len(extents_of(two.core, name, arena)) == 2
     two.core.locate(pb.LocateRequest(session=session, partition_id=p, ids=ids(1, 2), pin=7), two.now)
     records = [two.core.block(block_id) for block_id in (1, 2)]
     assert [[e.node for e in record.extents] for record in records if record] == [[NODE, OTHER]] * 2
@@ -120,10 +120,10 @@ def test_a_lost_arena_takes_nothing_from_the_counts_and_its_extents_may_still_be
     p = two.partition(session, replicas=2)
     two.ok("commit", two.twice(p), session=session)
     two.attach(OTHER, NEW_ARENA)
-    assert len(two.core.node_sync(OTHER, NEW_ARENA)[0]) == 0  # the new arena owes nothing
+    assert not extents_of(two.core, OTHER, NEW_ARENA)  # the new arena owes nothing
     assert two.core.describe_partition(p).samples == 2
     restored = Core.restore(two.core.snapshot(), two.now)
-    assert restored.node_sync(NODE, ARENA)[0].tolist() == two.core.node_sync(NODE, ARENA)[0].tolist()
+    assert extents_of(restored, NODE, ARENA) == extents_of(two.core, NODE, ARENA)
     two.ok("clear", pb.ClearRequest(partition_id=p, ids=ids(1, 2)), session=session)
     assert two.nodes_hold() == {NODE: 0, OTHER: 0}
     two.core.check_invariants()

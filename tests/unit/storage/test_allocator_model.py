@@ -10,11 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tests.harness.steps import finished
 from tqclient.errors import StorageFull
 from tqclient.limits import EXTENT_ALIGN
 from tqserver import limits
 from tqserver.storage.arena import WindowTable
 from tqserver.storage.extents import Allocator, Extent, Run
+from tqserver.storage.sync import sync
 
 GRANULES = 256
 START = 7 * EXTENT_ALIGN
@@ -246,7 +248,7 @@ class AllocatorAgainstMap(RuleBasedStateMachine):
             self.map[first : first + granules] = [None] * granules
         self.take_what_was_remembered_too_many(runs)
         truth = data.draw(st.permutations(sorted(self.extents.values())))
-        outcome = self.allocator.sync(truth, self.live, now=self.now)
+        outcome = finished(sync(self.allocator, truth, self.live, now=self.now))
         assert not outcome.conflicts + outcome.late
         assert sorted(outcome.adopted) == sorted(
             extent for extent in truth if not any(run.start <= extent.offset < run.end for run in runs)

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness.steps import finished
 from tests.unit.storage.test_allocator_model import MemoryLedger
 from tqclient.errors import InvalidArgument, StorageFull
 from tqclient.limits import MIB
 from tqserver import limits
 from tqserver.storage.extents import Allocator, Extent, Run
+from tqserver.storage.sync import sync
 
 START = 1 * MIB
 SEGMENT = 64 * MIB  # its first segments are 64 KiB
@@ -205,7 +207,7 @@ def test_restore_after_a_death_between_two_rows(rests: list[tuple[int, int]]) ->
     made.restore(ledger.runs.copy())
     assert made.usage().reserved == 4096
     assert ledger.runs == {whole}
-    made.sync([Extent(START, 1024, 1, 1)], [1], now=0)
+    finished(sync(made, [Extent(START, 1024, 1, 1)], [1], now=0))
     assert (made.usage().sealed, made.usage().reserved) == (1024, 3072)
     made.end_session(1, now=0)
     made.release(1)
@@ -219,7 +221,7 @@ def test_sync_frees_what_the_controller_does_not_know() -> None:
     lost = Extent(window.offset + 256, 256, window.generation, 1)
     made.seal([kept, lost])
     other = made.reserve(2, 1, 4096, mapped=False)
-    outcome = made.sync([kept], [2], now=0)
+    outcome = finished(sync(made, [kept], [2], now=0))
     assert not outcome.adopted + outcome.conflicts + outcome.late
     usage = made.usage()
     assert (usage.sealed, usage.reserved, usage.quarantined) == (256, 4096, 0)
@@ -242,7 +244,7 @@ def test_sync_frees_what_was_committed_and_freed_unheard(keep: bool) -> None:
         (generation + 1000, at, at + 8192),  # a window that is no more
     ]
     for _ in range(2):  # the link breaks again
-        outcome = made.sync([live], [1, 2], committed, now=0, keep=keep)
+        outcome = finished(sync(made, [live], [1, 2], committed, now=0, keep=keep))
         assert not outcome.late + outcome.adopted + outcome.conflicts
         assert made.usage().sealed == 512 + (7680 - 1024 if keep else 0)
         assert made.usage().reserved == 8192 - 3072 + 4096
@@ -263,6 +265,6 @@ def test_a_window_may_be_closed_after_a_restart_that_forgot_its_sealed_end() -> 
     made.seal([back])
     made = allocator(ledger=ledger)
     made.restore(ledger.runs.copy())
-    made.sync([back], [1], now=0)
+    finished(sync(made, [back], [1], now=0))
     made.close_window(1, window.generation, window.offset + 4096)
     assert (made.usage().sealed, made.usage().reserved) == (2048, 2048)

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.harness.steps import finished
 from tqclient.errors import StorageFull
 from tqclient.limits import EXTENT_ALIGN
 from tqserver import limits
 from tqserver.storage.arena import TableFull, WindowTable
 from tqserver.storage.extents import Allocator, Extent, Run, Window
+from tqserver.storage.sync import sync
 
 FILE_BYTES = 16 << 10
 START = 1 << 20
@@ -123,7 +125,7 @@ def test_a_full_table_refuses_windows_and_keeps_every_block(monkeypatch: pytest.
 
     for _ in range(3):  # and again at every later start
         node = opened(file)
-        outcome = node.sync([kept, *pieces], [MAPPED], now=0)
+        outcome = finished(sync(node, [kept, *pieces], [MAPPED], now=0))
         assert not outcome.late + outcome.conflicts
         assert (node.usage().sealed, node.usage().reserved) == (17 * EXTENT_ALIGN, 16 * EXTENT_ALIGN)
         assert all(node.may_read(extent.offset, 100, extent.generation) for extent in (kept, *pieces))
@@ -148,9 +150,9 @@ def test_bytes_remembered_too_many_are_the_windows_until_its_session_ends(monkey
         node.reserve(NEXT, 1, 1)
 
     node = opened(file)
-    node.sync([kept], [OTHER], now=0)
+    finished(sync(node, [kept], [OTHER], now=0))
     assert (node.usage().sealed, node.usage().reserved) == (EXTENT_ALIGN, 7 * EXTENT_ALIGN)
-    node.sync([kept], [], now=0)
+    finished(sync(node, [kept], [], now=0))
     assert (node.usage().sealed, node.usage().reserved, node.usage().quarantined) == (EXTENT_ALIGN, 0, 0)
     assert node.reserve(NEXT, 1, 1).length == EXTENT_ALIGN
 
@@ -169,7 +171,7 @@ def restarted(state: bytes, truth: list[Extent], may_write: Bytes, most: Bytes, 
     states: list[bytes] = []
     node = opened(file, states)
     assert may_write <= left(node) <= most
-    outcome = node.sync(truth, [MAPPED, OTHER], now=0)
+    outcome = finished(sync(node, truth, [MAPPED, OTHER], now=0))
     assert not outcome.late + outcome.conflicts
     sealed = {extent.offset for extent in truth}
     while_starting = len(states)

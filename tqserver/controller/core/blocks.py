@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -302,14 +302,31 @@ class BlockTable:
             record.pins = 0
         self.grace_until = grace_until
 
-    def extents_of(self, node: str, arena: int) -> NDArray[np.uint64]:
-        """Returns uint64 [n, 4] (offset, length, generation, partition_id): every extent whose bytes must stay."""
-        found = _by_arena(chain(self.live.values(), self.lingering.values()))
-        return found.get((node, arena), np.empty((0, 4), np.uint64))
+    def extents_of(self, node: str, arena: int) -> Iterator[NDArray[np.uint64]]:
+        """Returns every extent whose bytes must stay now, some at a time.
+
+        Of a million blocks only references are taken here: nothing of a block that is told ever changes.
+
+        Returns:
+            Arrays of uint64 [n, 4] (offset, length, generation, partition_id), each made when it is asked for.
+        """
+        return _extents_in([*self.live.values(), *self.lingering.values()], node, arena)
 
     def lies_in(self, arena: int) -> bool:
         """Whether any block has bytes in an arena."""
         return any(extent.arena == arena for record in self.live.values() for extent in record.extents)
+
+
+def _extents_in(records: list[BlockRecord], node: str, arena: int) -> Iterator[NDArray[np.uint64]]:
+    for start in range(0, len(records), limits.BLOCKS_TOLD_AT_ONCE):
+        rows = [
+            number
+            for record in records[start : start + limits.BLOCKS_TOLD_AT_ONCE]
+            for extent in record.extents
+            if extent.arena == arena and extent.node == node
+            for number in (*extent[2:], record.partition_id)
+        ]
+        yield np.array(rows, dtype=np.uint64).reshape(-1, 4)
 
 
 def _by_arena(records: Iterable[BlockRecord]) -> dict[tuple[str, int], NDArray[np.uint64]]:

@@ -441,11 +441,12 @@ class Core:
         """Says whether blocks lie in an arena."""
         return self._state.blocks.lies_in(arena)
 
-    def node_sync(self, node: str, arena: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    def node_sync(self, node: str, arena: int) -> tuple[Iterator[NDArray[np.uint64]], NDArray[np.uint64]]:
         """Returns all that a node has to know.
 
         Returns:
-            extents: uint64 [n, 4]: offset, length, generation, partition_id; what is neither here nor reserved is free.
+            extents: arrays of uint64 [n, 4]: offset, length, generation, partition_id; what is neither here nor
+                reserved is free. Each is made when it is asked for, and says what was so at this call.
             sessions: uint64 [m]: live ones.
         """
         sessions = np.fromiter(self._state.leases.sessions, dtype=np.uint64)

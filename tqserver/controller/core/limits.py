@@ -68,6 +68,8 @@ HELD_PAIRS_MAX: Final = 1 << 20
 RETIRED_WINDOWS_MAX: Final = 4_096
 """Windows without live extents that are remembered, so that none of their bytes can be committed again: about 1 MB. A
 large put has a window of its own, so all of them are soon in use; at 30 large puts a second they go back 2 minutes."""
+BLOCKS_TOLD_AT_ONCE: Final = 4_096
+"""Of a NodeSync: two milliseconds, and others go on."""
 EXTENT_END_MAX: Final = 1 << 62
 """Arena offset behind the last byte of an extent."""
 DIRECTORY_BYTES_MAX: Final = 32 << 20
