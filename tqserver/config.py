@@ -49,8 +49,22 @@ _UNITS.update({f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
 _SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)")
 _SPAN_UNITS: Final = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
-# Kubernetes gives every pod these for a Service that is named like the daemon; they are no options of ours.
-_SERVICE_LINK: Final = re.compile(r"SERVICE_HOST|SERVICE_PORT(_.+)?|PORT|PORT_\d+_(TCP|UDP)(_.+)?")
+# Kubernetes gives every pod these for each Service that is named like the daemon, or like it and something
+# (tq-storage-0, tq-controller-metrics); they are no options of ours.
+_SERVICE_LINK: Final = re.compile(r"(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_\d+_(TCP|UDP|SCTP)(_.+)?)|PORT")
+_SERVICE_URL: Final = re.compile(r"(tcp|udp|sctp)://.+")  # of NAME_PORT, which may be a mistyped option as well
+# TransferQueue's own, for which `tqclient.compat.transfer_queue` stands in: whoever comes from there may have them set.
+_TRANSFER_QUEUE: Final = frozenset(
+    {
+        "TQ_CONTROLLER_CONNECTION_CHECK_INTERVAL",
+        "TQ_CONTROLLER_GET_METADATA_CHECK_INTERVAL",
+        "TQ_CONTROLLER_GET_METADATA_TIMEOUT",
+        "TQ_STORAGE_HANDSHAKE_MAX_RETRIES",
+        "TQ_STORAGE_HANDSHAKE_RETRY_INTERVAL",
+        "TQ_STORAGE_HANDSHAKE_TIMEOUT",
+        "TQ_STORAGE_POLLER_TIMEOUT",
+    }
+)
 
 
 SECONDS_MAX: Final = 24 * 3600
@@ -83,7 +97,7 @@ def parse_size(text: str) -> int:
     if match is None or factor is None:
         raise ValueError(f"{text!r} is no size; write 4096, 64MiB or 1.5GiB")
     size = float(match[1]) * factor if "." in match[1] else int(match[1]) * factor
-    if size != int(size):
+    if not math.isfinite(size) or size != int(size):
         raise ValueError(f"{text!r} is no whole number of bytes")
     return int(size)
 
@@ -252,14 +266,20 @@ def _from_file(path: Path, known: Sequence[str]) -> dict[str, object]:
     return settings
 
 
+def _is_foreign(variable: str, rest: str, text: str) -> bool:
+    """Says whether a variable that begins as ours do is known to be somebody else's."""
+    linked = _SERVICE_LINK.fullmatch(rest) or (rest.endswith("_PORT") and _SERVICE_URL.fullmatch(text))
+    return bool(linked) or variable in _TRANSFER_QUEUE
+
+
 def _from_environ(
     environ: Mapping[str, str], prefix: str, fields: Sequence[dataclasses.Field[Any]]
 ) -> dict[str, tuple[str, str]]:
     """Returns option → (variable, text)."""
     known = [prefix + field.name.upper() for field in fields] + [prefix + "CONFIG"]
-    for variable in environ:
-        rest = variable.removeprefix(prefix)
-        if rest != variable and variable not in known and not _SERVICE_LINK.fullmatch(rest):
+    for variable, text in environ.items():
+        ours = variable.startswith(prefix) and not _is_foreign(variable, variable.removeprefix(prefix), text)
+        if ours and variable not in known:
             raise ConfigError(f"unknown environment variable {variable}; did you mean {_nearest(variable, known)}?")
     found = {}
     for field in fields:

@@ -32,11 +32,19 @@ def split_address(address: str, *, port_min: int = 1) -> tuple[str, int]:
             65536, and 443 where there is none.
     """
     match = _ADDRESS.fullmatch(address)
-    if match is None or (match[1] and not _is_ipv6(match[1])):
+    if match is None or not (_is_ipv6(match[1]) if match[1] else _is_name(match[2])):
         raise ValueError(f"{address!r} is no HOST:PORT; write node-b:7700, 10.0.0.7:7700 or [fd00::7]:7700")
     if not port_min <= int(match[3]) <= PORT_MAX:
         raise ValueError(f"{address!r}: there is no port {match[3]}; write one from {port_min} to {PORT_MAX}")
     return match[1] or match[2], int(match[3])
+
+
+def _is_name(host: str) -> bool:
+    """Whether a name or IPv4 address can be looked up: it is UTF-8, and no part of it is empty or over 63 bytes."""
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def _is_ipv6(host: str) -> bool:

@@ -90,6 +90,8 @@ def test_flags(argv: list[str], expected: bool) -> None:
         (["--lease=25h"], {}, "lease (from flag --lease): '25h' is longer than 24h"),
         (["--lease=" + "9" * 400], {}, "9' is longer than 24h"),
         (["--token-file="], {}, "token_file (from flag --token-file): '' is no path"),
+        (["--arena-bytes=" + "9" * 400 + ".0KiB"], {}, "9.0KiB' is no whole number of bytes"),
+        ([], {"TQ_CONTROLLER": "\udcff:1"}, "(from environment TQ_CONTROLLER): '\\udcff:1' is no HOST:PORT"),
         (["--level=loud"], {}, "'loud' is none of debug, info"),
         (["--prefault=maybe"], {}, "'maybe' is neither true nor false"),
         (["--workers=-1"], {}, "'-1' is no whole number"),
@@ -128,8 +130,23 @@ def test_variables_that_kubernetes_makes_for_a_service_are_passed_over() -> None
         "TQ_STORAGE_SERVICE_PORT_GRPC": "7701",
         "TQ_STORAGE_PORT": "tcp://10.0.0.1:7701",
         "TQ_STORAGE_PORT_7701_TCP_ADDR": "10.0.0.1",
+        "TQ_STORAGE_0_SERVICE_HOST": "10.0.0.1",
+        "TQ_STORAGE_0_SERVICE_PORT": "7701",
+        "TQ_STORAGE_0_PORT": "tcp://10.0.0.1:7701",
+        "TQ_STORAGE_0_PORT_7701_TCP": "tcp://10.0.0.1:7701",
+        "TQ_STORAGE_NODE_A_SERVICE_PORT_GRPC": "7701",
     }
     assert of(**environ) == Config()
+
+
+@pytest.mark.parametrize("name", ["POLLER_TIMEOUT", "HANDSHAKE_TIMEOUT", "HANDSHAKE_RETRY_INTERVAL"])
+def test_variables_of_transfer_queue_are_passed_over(name: str) -> None:
+    assert of(**{f"TQ_STORAGE_{name}": "30"}) == Config()
+
+
+def test_a_port_that_is_no_link_of_a_service_is_a_mistyped_option() -> None:
+    with pytest.raises(ConfigError, match="unknown environment variable TQ_STORAGE_LISTEN_PORT"):
+        resolve(Config, {}, program="tq-storage", environ={"TQ_STORAGE_LISTEN_PORT": "7701"})
 
 
 def test_print_config_is_toml_with_origins_and_can_be_read_back(

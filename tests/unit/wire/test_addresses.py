@@ -37,6 +37,9 @@ def test_addresses_are_joined_and_split(host: str, port: int, address: str) -> N
         "dns:///node-b:7700",
         "unix:/run/tq",
         "node-b:٧٧",
+        "node\udcffb:7700",  # of bytes that are no UTF-8
+        "node..b:7700",
+        "n" * 64 + ":7700",
     ],
 )
 def test_what_is_no_address(text: str) -> None:
