@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.leaks import leaks_nothing, load_engine
+from tests.harness.leaks import forget_failure, leaks_nothing, load_engine
 from tests.harness.ledger import Ledger
 from tests.harness.supervisor import Supervisor
 
@@ -23,6 +23,13 @@ def no_leaks() -> Iterator[None]:
     """Fails the test when it leaves descriptors, threads, children or shared memory behind. Name it first."""
     with leaks_nothing():
         yield
+        forget_failure()
+
+
+@pytest.fixture
+def patient_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client goes over gRPC where a lane is not there in a quarter of a second: on a busy machine, none may be."""
+    monkeypatch.setattr("tqclient.lane_search.FIND_SECONDS", 30.0)
 
 
 @pytest.fixture

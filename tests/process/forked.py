@@ -167,14 +167,14 @@ def test_an_asyncio_client(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_loaders(part: tq.Partition, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+def test_loaders(part: tq.Partition, client: tq.Client, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
     """The workers, and a claim that waits, are the parent's."""
     part.put({"x": torch.arange(2)})
     loader = tqclient.torch.StreamingLoader(part.consumer("c"), batch_size=1, prefetch=2, num_workers=workers)
     batches: Any = iter(loader)
     seen = next(batches)["x"].tolist()
     wait_until(lambda: len(batches._feed._fetched) == 1, what="the rest is fetched")
-    time.sleep(0.2)  # now a claim waits
+    wait_until(lambda: client.describe().waiting_claims == 1, what="the claim for more waits")
     claims: list[Any] = []
     perform = driver._perform
 

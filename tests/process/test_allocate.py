@@ -6,7 +6,6 @@ import asyncio
 import gc
 import random
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -399,15 +398,24 @@ def test_one_writer_committed_by_several_callers(cluster: LocalCluster, part: tq
     check_all(part, {f"o{number}": -number for number in range(40)})
 
 
-def test_an_abort_during_a_commit_that_waits_for_room(client: tq.Client) -> None:
+def test_an_abort_during_a_commit_that_waits_for_room(client: tq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     part = client.create_partition("aborted-waiting", capacity_samples=1)
     others = part.put({"x": torch.zeros(1, 64, dtype=torch.int64)})
+    perform, begun = driver._perform, threading.Event()
+
+    def note(effect: Any, stubs: Any) -> Any:
+        if getattr(effect, "method", "") == "Commit":
+            begun.set()
+        return perform(effect, stubs)
+
+    monkeypatch.setattr(driver, "_perform", note)
     for room in (False, True):
         writer = part.allocate(1, {"x": ("int64", [64])})
         writer["x"].fill_(5)
+        begun.clear()
         with ThreadPoolExecutor(1) as threads:
-            commit = threads.submit(writer.commit, timeout=2 if room else 0.5)
-            time.sleep(0.2)
+            commit = threads.submit(writer.commit, timeout=60 if room else 0.5)
+            assert begun.wait(60)
             writer.abort()
             if room:
                 part.clear(others)

@@ -236,10 +236,10 @@ def test_claims_of_a_client_that_closed_come_back(part: tq.Partition, shared_clu
 
 
 def test_a_claim_outlives_its_lease_while_the_client_lives(client: tq.Client) -> None:
-    part = client.create_partition(f"part-{next(_numbers)}", lease=0.3)
+    part = client.create_partition(f"part-{next(_numbers)}", lease=1.0)
     part.put({"x": torch.arange(2)})
     batch = part.consumer("actor").claim(2, timeout=5)
-    end = time.monotonic() + 0.9
+    end = time.monotonic() + 2.5
     while time.monotonic() < end:
         assert counts(part, "actor") == {"leased": 2}
         time.sleep(0.02)
@@ -281,7 +281,7 @@ def test_a_full_partition_makes_a_put_wait(client: tq.Client, other: tq.Client) 
     start = time.monotonic()
     with pytest.raises(tq.BackpressureTimeout):
         part.put({"x": torch.arange(1)}, timeout=0.3)
-    assert 0.2 <= time.monotonic() - start <= 0.6
+    assert 0.2 <= time.monotonic() - start < 5  # without a timeout, 10 s
     with pytest.raises(tq.InvalidArgument):
         part.put({"x": torch.arange(3)})
     got: list[Any] = []

@@ -25,14 +25,10 @@ from tqclient.wire.v1 import lane_pb2
 from tqclient.wire.v1.lane_pb2_grpc import LaneStub
 from tqserver.local import LocalCluster
 
+pytestmark = pytest.mark.usefixtures("patient_lanes")
+
 LARGE = 4 * MIB
 """A put of so many bytes reserves room at the storage node."""
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client goes over gRPC where a lane is not there in a quarter of a second: on a busy machine, none may be."""
-    monkeypatch.setattr("tqclient.lane_search.FIND_SECONDS", 10.0)
 
 
 def lane_of(address: str) -> lane_pb2.FindLaneReply:

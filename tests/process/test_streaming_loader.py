@@ -293,11 +293,11 @@ def test_an_iteration_is_of_one_thread(no_leaks: None, part: tq.Partition) -> No
 
 
 def test_leases_of_prefetched_batches_are_renewed(client: tq.Client) -> None:
-    part = client.create_partition(f"loader-{next(_numbers)}", lease=0.3, max_attempts=1)
+    part = client.create_partition(f"loader-{next(_numbers)}", lease=1.0, max_attempts=1)
     fill(part, 6)
     stream = iter(StreamingLoader(part.consumer("trainer"), 2, prefetch=2))
     first = next(stream)["number"].tolist()
-    over = time.monotonic() + 1.0  # more than three leases
+    over = time.monotonic() + 2.5  # more than two leases
     until(lambda: time.monotonic() > over)
     assert [first, *numbers(stream)] == [[0, 1], [2, 3], [4, 5]]
     assert counts(part)["consumed"] == 6

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -42,8 +41,10 @@ def interruptible() -> Iterator[None]:
 
 
 def strike() -> None:
-    """Interrupts this process."""
-    os.kill(os.getpid(), signal.SIGUSR1)
+    """Interrupts the main thread: a signal to the process may be taken by another one, and then wakes nobody."""
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGUSR1)
 
 
 class Service(controller_pb2_grpc.ControllerServicer, storage_pb2_grpc.StorageServicer):

@@ -23,6 +23,8 @@ from tqclient.operations.effects import CONTROLLER, Call, Operation
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import lane_pb2
 
+pytestmark = pytest.mark.usefixtures("patient_lanes")
+
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
@@ -62,12 +64,15 @@ async def at_once(condition: Callable[[], bool]) -> None:
     pytest.fail("it did not come about")
 
 
-async def fails(channels: Channels) -> bool:
-    try:
-        await beat(channels)
-    except Unavailable:
-        return True
-    return False
+async def served(channels: Channels) -> None:
+    """Tries until the daemon answers."""
+    while True:
+        try:
+            await beat(channels)
+        except Unavailable:
+            await asyncio.sleep(0.01)
+        else:
+            return
 
 
 def test_calls_go_by_the_lane_once_the_daemon_has_answered(daemon: Daemon) -> None:
@@ -122,6 +127,7 @@ def test_a_caller_that_waits_no_longer_or_is_cancelled_ends_its_call(daemon: Dae
     async def scenario() -> None:
         async with channels_of(daemon) as (channels, lane):
             await beat(channels)
+            await beat(channels)  # it is found
             with pytest.raises(Unavailable, match="Heartbeat: the time is over"):
                 await beat(channels, 3, timeout=0.1)
             await until(daemon.servicer.cancelled.is_set)
@@ -185,10 +191,7 @@ def test_a_daemon_that_started_again_is_found_again_and_no_call_fails_for_it(dae
             with pytest.raises(Unavailable):
                 await beat(channels, timeout=1.0)
             await asyncio.to_thread(daemon.start)
-            for _ in range(500):
-                if not await fails(channels):
-                    break
-                await asyncio.sleep(0.01)
+            await asyncio.wait_for(served(channels), 60)
             await beat(channels)
             assert daemon.connections == 1
 
@@ -204,7 +207,7 @@ def test_closing_the_channels_ends_the_calls_under_way(daemon: Daemon) -> None:
             for each in channels.take_all():
                 await each.close()
             with pytest.raises(Unavailable):
-                await asyncio.wait_for(stuck, 5)
+                await asyncio.wait_for(stuck, 60)
 
     asyncio.run(scenario())
 
@@ -255,10 +258,7 @@ def test_a_lane_that_cannot_be_had_is_not_looked_for_at_each_call(daemon: Daemon
 
 
 @pytest.mark.parametrize("step", ["find", "enter"])
-def test_looking_for_a_lane_takes_its_time_from_the_call(
-    monkeypatch: pytest.MonkeyPatch, daemon: Daemon, step: str
-) -> None:
-    monkeypatch.setattr("tqclient.lane_search.FIND_SECONDS", 30.0)
+def test_looking_for_a_lane_takes_its_time_from_the_call(daemon: Daemon, step: str) -> None:
     calls = OverGrpc()
 
     async def over_grpc(request: Any, timeout: float) -> Any:
@@ -269,7 +269,7 @@ def test_looking_for_a_lane_takes_its_time_from_the_call(
             await asyncio.sleep(timeout)
             return lane_pb2.FindLaneReply()
 
-    async def scenario() -> float:
+    async def scenario() -> None:
         channel = Access(daemon.address).aio_channel(daemon.address)
         lane = AioLane(channel)
         lane.search.answers = True
@@ -277,10 +277,7 @@ def test_looking_for_a_lane_takes_its_time_from_the_call(
         with silent(step) as lane.search.found:
             start = time.monotonic()
             await lane.method(HEARTBEAT, over_grpc)(pb.HeartbeatRequest(), timeout=1.0)
-            held_up = time.monotonic() - start
         await channel.close()
-        return held_up
+        calls.check(start, 1.0)
 
-    held_up = asyncio.run(scenario())
-    assert held_up > 0.4
-    assert calls.timeouts == [pytest.approx(1.0 - held_up, abs=0.1)]
+    asyncio.run(scenario())

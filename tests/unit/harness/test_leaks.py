@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import multiprocessing
 import os
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.harness import leaks
-from tests.harness.leaks import SHM, Holdings, leaks_nothing
+from tests.harness.leaks import SHM, Holdings, forget_failure, leaks_nothing
 
 
 @pytest.fixture
@@ -53,3 +54,23 @@ def test_a_semaphore_is_in_use_for_as_long_as_there_is_one() -> None:
     file = SHM / f"sem.{lock._semlock.name.removeprefix('/')}"
     assert file.exists()
     assert f"file {file}" not in found()
+
+
+def test_what_the_frames_of_a_failed_test_hold_has_not_leaked(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view of an arena was told as a mapping that was left behind, beside the failure, and after a long wait."""
+    monkeypatch.setattr(leaks, "GRACE_SECONDS", 0.05)
+
+    def fail() -> None:
+        with file.open("w+b") as opened:
+            opened.truncate(mmap.PAGESIZE)
+            view = memoryview(mmap.mmap(opened.fileno(), mmap.PAGESIZE))
+        file.unlink()
+        raise ZeroDivisionError(view.nbytes)
+
+    with leaks_nothing():
+        try:
+            fail()
+        except ZeroDivisionError as error:  # as pytest keeps it
+            sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        assert any(leak.startswith("mapping") for leak in found())
+        forget_failure()
