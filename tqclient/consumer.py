@@ -131,7 +131,8 @@ class Consumer:
             ranges: as `Partition.get` has them. One that does not fit gives the samples back, an attempt spent.
             copy: False gives views where the path allows them: good until the batch is settled or closed.
                 Never write to one: a store to a tensor that is a view ends the process (SIGSEGV); arrays raise.
-            timeout: seconds.
+            timeout: seconds to wait for samples. What was granted is read in what is left of them, or as long as its
+                lease, and the client's `timeout`, allow.
 
         Returns:
             The batch; settle it, or use it as a context manager.
@@ -142,6 +143,7 @@ class Consumer:
             InvalidArgument: one sample alone exceeds `max_tokens`, or its field has no lengths; a range does not fit.
             TopologyMismatch: this rank does not fit those that are live; see `register`.
             CorruptBlock: stored bytes fail their checksums; the samples are given back.
+            Unavailable: the controller, or a storage node, is away until then; the samples are given back.
             LeaseExpired: the claim ended while its samples were read, without its session; they are delivered again.
         """
         handle, delivery = self._client._run(

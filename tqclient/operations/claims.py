@@ -114,8 +114,10 @@ def _read_claimed(
     handle = ClaimHandle(session.session, reply.claim_id, consumer.label, step)
     holdings = Holdings()
     try:
-        # What was granted is worth its lease: a wait that took the whole timeout must not cost the batch.
-        reading = Deadline(max(deadline.remaining(), reply.lease_ms / 1000), state.clock)
+        # What was granted is worth its lease, or any other call's time: a wait that took the whole timeout must not
+        # cost the batch. A lease may be hours, and its storage node away.
+        worth = min(reply.lease_ms / 1000, state.timeout)
+        reading = Deadline(max(deadline.remaining(), worth), state.clock)
         rows = RowSet.from_wire(reply.rows, consumer.fields or [each.name for each in reply.fields])
         columns = None if ahead is None else ahead.take(rows, holdings)
         if columns is None:

@@ -311,6 +311,22 @@ def test_a_claim_that_cannot_be_met_ends_with_its_timeout(filled: FakeService, r
     assert filled.count("Claim") == 1  # it is known that nothing was granted
 
 
+@pytest.mark.parametrize(("lease", "seconds"), [(1, 2), (10, 10), (3600, 30)])
+def test_what_was_granted_is_read_for_its_lease_or_as_long_as_other_calls_take(
+    ref: PartitionRef, monkeypatch: pytest.MonkeyPatch, lease: int, seconds: int
+) -> None:
+    monkeypatch.setattr("tests.unit.client.fakes.LEASE_MS", lease * 1000)
+    service = FakeService("grpc")
+    service.run(put(service.state, ref, ROWS, RowArguments(), None))
+    service.first.condition = "hung"
+    start = service.clock.now
+    with pytest.raises(Unavailable):
+        do_claim(service, ref, 1, timeout=2.0)
+    assert service.clock.now - start == pytest.approx(seconds, abs=0.2)
+    service.run(release_lost_claims(service.state))
+    assert not service.leased
+
+
 def test_a_long_wait_is_cut_so_that_the_controller_may_forget_replies(filled: FakeService, ref: PartitionRef) -> None:
     start = filled.clock.now
     with pytest.raises(ClaimTimeout):
