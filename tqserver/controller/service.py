@@ -126,6 +126,8 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
 
     async def _mutate(self, kind: str, request: Any) -> Any:
         command = self._checked(kind, request)
+        if isinstance(request, pb.ClearRequest):
+            await self._looked(request)
         recorded = self._recorded(kind, request.mutation)
         if recorded is not None:
             return recorded
@@ -134,10 +136,17 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
             raise outcome.error
         return outcome.reply
 
+    async def _looked(self, request: pb.ClaimRequest | pb.ClearRequest) -> None:
+        """Has the first look that a request needs taken, while others go on."""
+        for _ in self._core.first_look(request):
+            await asyncio.sleep(0)
+
     async def _wait(self, kind: str, request: Any, context: Any) -> Any:
         if isinstance(request, pb.ClaimRequest | pb.CommitRequest) and request.abandoned:
             return await self._abandoned(kind, request)
         command = self._checked(kind, request)
+        if isinstance(request, pb.ClaimRequest):
+            await self._looked(request)
         recorded = self._recorded(kind, request.mutation)
         if recorded is not None:
             return recorded

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from tests.model.driver import ARENA, NODE, Driver, client_id
@@ -15,7 +16,7 @@ from tqclient.wire.packing import I64, pack_array, unpack_array
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqclient.wire.v1 import journal_pb2
 from tqserver.controller import service
-from tqserver.controller.core import Outcome, samplers
+from tqserver.controller.core import Outcome, samplers, tags
 from tqserver.controller.core import limits as core_limits
 from tqserver.controller.core.samplers import Custom, SampleRequest
 from tqserver.controller.core.view import View
@@ -114,6 +115,22 @@ def test_others_go_on_while_partitions_are_listed(tmp_path: Path, monkeypatch: p
         deleted = pb.DeletePartitionRequest(partition_id=made.pop())
         await bench.service.DeletePartition(bench.numbered(deleted), Context())
         assert [each.name for each in (await listing).partitions] in (names, names[:-1])
+
+    run(tmp_path, scenario)
+
+
+def test_others_go_on_while_all_samples_are_first_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tags, "CHUNK_ROWS", 1)
+
+    async def scenario(bench: Bench) -> None:
+        bench.driver.put(bench.session, bench.part, 3, tags=[{"prompt": 7}] * 3)
+        request = bench.claim(where=msgpack.packb({"prompt": 7}))
+        calls = [asyncio.create_task(bench.service.Claim(request, Context())) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert not bench.service._calls.under_way
+        first, second = await asyncio.gather(*calls)
+        assert first.claim_id == second.claim_id
+        assert bench.driver.counts(bench.part) == (0, 3, 1, 0, 0)
 
     run(tmp_path, scenario)
 

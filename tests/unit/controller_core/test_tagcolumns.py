@@ -11,7 +11,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from tests.model.driver import Driver, ids
+from tests.model.driver import Driver, claim_request, ids
 from tqclient.wire.packing import I64, pack_array, pack_blobs
 from tqclient.wire.v1 import controller_pb2 as pb
 from tqserver.controller.core import limits, tags
@@ -40,6 +40,7 @@ def test_a_filter_says_the_same_of_samples_as_of_their_maps(
 ) -> None:
     monkeypatch.setattr(limits, "TAG_VALUES_MAX", values_max)
     monkeypatch.setattr(limits, "COMPACT_ROWS_MIN", 32)
+    monkeypatch.setattr(tags, "CHUNK_ROWS", 16)
     drawn, samples, wheres, last = random.Random(seed), SampleTable(), _wheres(), 0
 
     def some_tags(count: int) -> list[bytes]:
@@ -61,9 +62,13 @@ def test_a_filter_says_the_same_of_samples_as_of_their_maps(
         samples.remove(gone)
         if samples.wants_compaction():
             samples.compact()
-        for passes in drawn.sample(wheres, 12):
+        for _ in range(drawn.randint(0, 9)):  # some first looks are half taken when the samples change
+            samples.prepare(drawn.sample(("t", "u", b"t"), 2), drawn.choice(("t", None)))
+        for passes in drawn.sample(wheres, 12) if drawn.random() < 0.5 else ():
             _agree(samples, passes, slice(0, samples.size))
             _agree(samples, passes, samples.slots()[::3])
+        if drawn.random() < 0.5:
+            continue
         numbers = [tags.number(msgpack.unpackb(own).get("t") if own else None) for own in samples.tags]
         assert samples.numbers("t")[samples.slots()].tolist() == [numbers[slot] for slot in samples.slots()]
 
@@ -103,3 +108,47 @@ def test_a_clear_by_tags_takes_no_sample_that_is_gone_already(driver: Driver, se
     assert driver.ok("clear", request, session=session).ids == pack_array(given[1::2], I64)
     assert not driver.ok("clear", request, session=session).ids
     assert driver.describe(p).samples == 5
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        claim_request(0, 2, where={"prompt": 7}),
+        claim_request(0, 2, sampler="prioritized", params={"tag": "prompt"}),
+        pb.ClearRequest(tags=msgpack.packb({"prompt": 7})),
+    ],
+)
+def test_a_first_look_is_taken_in_steps_beforehand(
+    driver: Driver, session: int, request_: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tags, "CHUNK_ROWS", 50)
+    p = driver.partition(session, keep=True)
+    given = driver.put(session, p, 500, tags=[{"prompt": row % 100, "uid": row} for row in range(500)])
+    counts, request_.partition_id = _unpacked(monkeypatch), p
+    steps = driver.core.first_look(request_)
+    for _ in range(4):
+        next(steps)
+    assert counts == [50] * 4
+    driver.put(session, p, 1, tags=[{"prompt": 7, "uid": 500}])
+    driver.ok("clear", pb.ClearRequest(partition_id=p, ids=pack_array(given[:10], I64)), session=session)
+    counts.clear()
+    assert len(list(steps)) == 6
+    assert sum(counts) == 300
+    assert not list(driver.core.first_look(request_))  # of what came meanwhile, at once
+    assert sum(counts) == 301
+    counts.clear()
+    outcome = driver.send(request_.DESCRIPTOR.name.removesuffix("Request").lower(), request_, session=session)
+    assert outcome.error is None
+    assert not counts
+    driver.core.check_invariants()
+
+
+def test_a_first_look_ends_with_its_partition(driver: Driver, session: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tags, "CHUNK_ROWS", 50)
+    p = driver.partition(session, keep=True)
+    driver.put(session, p, 500, tags=[{"prompt": row} for row in range(500)])
+    steps = driver.core.first_look(claim_request(p, 2, where={"prompt": 7}))
+    next(steps)
+    driver.ok("delete_partition", pb.DeletePartitionRequest(partition_id=p), session=session)
+    assert not list(steps)
+    assert not list(driver.core.first_look(claim_request(p, 2, where={"prompt": 7})))

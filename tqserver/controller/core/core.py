@@ -18,6 +18,7 @@ from tqserver.controller.core import (
     admission,
     claims,
     commit,
+    firstlook,
     invariants,
     lifecycle,
     limits,
@@ -261,6 +262,10 @@ class Core:
             TQError: whatever the claim would be refused with, other than ClaimTimeout and Sealed.
         """
         return claims.readiness(self._state, request)
+
+    def first_look(self, request: controller_pb2.ClaimRequest | controller_pb2.ClearRequest) -> Iterator[None]:
+        """Takes, in steps, the look at all samples that a request, which `check` let pass, is the first to need."""
+        return firstlook.steps(self._state, request)
 
     def ready_count(self, request: controller_pb2.ClaimRequest) -> int:
         """Returns how many samples are ready for this claim; raises as `readiness`."""

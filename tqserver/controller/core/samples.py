@@ -164,6 +164,19 @@ class SampleTable:
         """Returns the number under a tag by slot (float64 [capacity]); minus infinity where a sample has none."""
         return self._by_tag.numbers(tag, self.tags if self.tagged else (), self.capacity)
 
+    def prepare(self, values: Iterable[str | bytes], numbers: str | None) -> bool:
+        """Looks at some more samples for a first look at all of them by tags, as `matching` and `numbers` take it.
+
+        Args:
+            values: tags of which a filter wants plain values.
+            numbers: the tag whose numbers are wanted.
+
+        Returns:
+            Whether some are left.
+        """
+        rows = tags.CHUNK_ROWS
+        return self.tagged and self._by_tag.prepare(values, numbers, self.tags, self.capacity, rows)
+
     def matching(self, passes: tags.TagFilter, slots: Any) -> NDArray[np.bool_]:
         """Returns which samples a filter lets pass: bool, by entry of `slots`."""
         if not self.tagged:

@@ -73,6 +73,10 @@ class Sampler(ABC):
         """Whether it hands out complete groups alone: their rows lie side by side in what it chooses."""
         return False
 
+    def ranked_by(self, params: dict[str, Any]) -> str | None:
+        """Returns the tag by whose numbers it ranks samples, if it does."""
+        return None
+
     def unit_rows(self, view: View, request: SampleRequest) -> int:
         """Returns the rows that the next claim has at least, once there is something to hand out."""
         return 1

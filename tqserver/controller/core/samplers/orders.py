@@ -89,6 +89,11 @@ class Prioritized(Sampler):
         super().check(params, batch_size)
         text(self.name, params, "tag")
 
+    def ranked_by(self, params: dict[str, Any]) -> str | None:
+        """Returns `tag`."""
+        tag: str = params["tag"]
+        return tag
+
     def sample(self, view: View, request: SampleRequest) -> Slots | None:
         """Slots by descending number, then ascending."""
         if not self.has(view, request):
