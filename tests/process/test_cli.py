@@ -165,6 +165,17 @@ def test_top_looks_as_often_as_it_was_told(service: str, capsys: pytest.CaptureF
     assert second["rates"]["train/0001: samples"] == 0.0
 
 
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=str)
+def test_top_prints_each_look_at_once_where_there_is_no_terminal(
+    supervisor: Supervisor, service: str, form: list[str]
+) -> None:
+    top = [sys.executable, "-m", "tqclient.cli", "top", "--interval", "3600", "--controller", service, *form]
+    child = supervisor.command(top, name="top", env={"PYTHONUNBUFFERED": ""})
+    child.wait_for("train/0001")
+    child.signal(signal.SIGINT)
+    assert child.wait() == 130
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -77,11 +77,18 @@ def _clear(arguments: argparse.Namespace) -> Report:
     if not arguments.yes:
         if not sys.stdin.isatty():
             raise InvalidArgument("clear asks before it removes anything; without a terminal, pass --yes")
-        if input(f"Remove the samples of {arguments.partition!r} with {what}? [y/N] ").strip().lower() not in (
-            "y",
-            "yes",
-        ):
+        if not _confirmed(f"Remove the samples of {arguments.partition!r} with {what}? [y/N] "):
             return Report({"removed": []}, Text("nothing was removed"), code=1)
     with reach(arguments) as client:
         removed = [int(each) for each in client.partition(arguments.partition).clear(**selection)]
     return Report({"removed": removed}, Text(f"{len(removed):,} samples removed"))
+
+
+def _confirmed(question: str) -> bool:
+    """Asks on stderr, as stdout may be a file; the end of input (Ctrl-D) is a no."""
+    sys.stderr.write(question)
+    sys.stderr.flush()
+    answer = sys.stdin.readline()
+    if not answer:
+        sys.stderr.write("\n")
+    return answer.strip().lower() in ("y", "yes")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -54,8 +55,12 @@ class Report:
 
 def console() -> Console:
     """Returns where commands print: a terminal in its width, a file or a pipe in lines as long as they need to be."""
-    wide = not sys.stdout.isatty() and not os.environ.get("COLUMNS")
-    return Console(width=WIDE if wide else None)
+    columns = os.environ.get("COLUMNS", "")
+    if columns.strip("0"):
+        return Console()
+    if not sys.stdout.isatty():
+        return Console(width=WIDE)
+    return Console(width=shutil.get_terminal_size().columns if columns else None)  # rich would print nothing in 0
 
 
 class _Table(Table):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
@@ -52,31 +54,43 @@ def _top(arguments: argparse.Namespace) -> Report:
     if not 0 < arguments.interval <= INTERVAL_MAX or (arguments.count is not None and arguments.count < 1):
         raise InvalidArgument(f"--interval and --count must be above 0, and --interval at most {INTERVAL_MAX:.0f}")
     out = console()
-    screen = Console(quiet=arguments.json)
-    with reach(arguments) as client, Live(console=screen, transient=True, auto_refresh=False) as live:
+    # What is no terminal, or cannot move its cursor, gets one look below the other.
+    moves = sys.stdout.isatty() and not out.is_dumb_terminal and not arguments.json
+    live = Live(console=out, transient=True, auto_refresh=False) if moves else None
+    with reach(arguments) as client, live or contextlib.nullcontext():
         before: Look | None = None
         for taken in itertools.count(1):
             look = Look(time.monotonic(), client.describe(), client.partitions())
             report = report_of(look, before)
             if taken == arguments.count:
                 return report
-            if arguments.json:
-                report.write(out, as_json=True)
+            if live is not None:
+                live.update(report_of(look, before, rows_max=out.height).view, refresh=True)
             else:
-                live.update(report.view, refresh=True)
+                report.write(out, as_json=arguments.json)
+                out.file.flush()  # a pipe's reader sees it now, not when 8 KiB are there
             before = look
             time.sleep(arguments.interval)
     raise AssertionError("count() has no end")
 
 
-def report_of(look: Look, before: Look | None) -> Report:
-    """Returns a look, with rates since the one before."""
+def report_of(look: Look, before: Look | None, rows_max: int | None = None) -> Report:
+    """Returns a look, with rates since the one before.
+
+    Args:
+        look: what is there.
+        before: the look before, if there was one.
+        rows_max: rates and partitions that people are shown at most, as on a screen; None shows all.
+    """
     status, partitions = status_report(look.cluster), partitions_report(look.partitions)
     rates = rates_of(look, before) if before else {}
-    rows = [(name, f"{rate:,.1f}") for name, rate in rates.items() if rate]
+    rows = [(name, f"{rate:,.1f}") for name, rate in rates.items() if rate][:rows_max]
     moving = table(["per second", "#"], rows) if rows else Text("nothing moves")
     data = {"cluster": status.data, "partitions": partitions.data, "rates": rates}
-    return Report(data, Group(status.view, "", partitions.view, "", moving))
+    shown = partitions_report(look.partitions[:rows_max]).view
+    left_out = len(look.partitions[rows_max:]) if rows_max is not None else 0
+    more: list[Any] = ["", Text(f"and {left_out:,} more partitions")] if left_out else []
+    return Report(data, Group(status.view, "", moving, "", shown, *more))
 
 
 def rates_of(look: Look, before: Look) -> dict[str, float]:

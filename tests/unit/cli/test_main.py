@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import subprocess
 import sys
 
@@ -109,3 +110,16 @@ def test_clear_without_a_terminal_asks_for_yes(
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     assert cli.main(["clear", "train", "--prefix", "a"]) == 2
     assert "--yes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer", ["", "n\n", "\n", "yessir\n"])
+def test_clear_asks_on_stderr_and_takes_the_end_of_input_for_a_no(
+    answer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = io.StringIO(answer)
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stdin", terminal)
+    assert cli.main(["clear", "train", "--prefix", "a", "--json"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == '{"removed": []}\n'
+    assert printed.err.startswith("Remove the samples of 'train' with prefix 'a'? [y/N] ")

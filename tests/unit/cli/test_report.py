@@ -112,6 +112,8 @@ def test_what_is_no_terminal_has_lines_as_long_as_they_need_to_be(monkeypatch: p
     assert console().width > 1000
     monkeypatch.setenv("COLUMNS", "70")
     assert console().width == 70
+    monkeypatch.setenv("COLUMNS", "0")  # as of a terminal without a size
+    assert console().width > 1000
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])

@@ -217,3 +217,19 @@ def test_top_has_rates_between_two_looks() -> None:
     assert "train/0001: acknowledged by actor 2.0" in text_of(top_report(later, before))
     assert data_of(top_report(later, before))["rates"] == rates
     assert "nothing moves" in text_of(top_report(before, None))
+
+
+def test_top_shows_no_more_than_a_screen_takes_and_says_so() -> None:
+    found = [replace(PARTITION, name=f"train/{index:04}", partition_id=index) for index in range(1_000)]
+    later = [replace(info, samples=info.samples + 1) for info in found]
+    report = top_report(Look(12.0, CLUSTER, later), Look(10.0, CLUSTER, found), rows_max=2)
+    shown = text_of(report)
+    assert [line.split()[0] for line in shown if line.startswith("train/")] == [
+        "train/0000:",
+        "train/0001:",
+        "train/0000",
+        "train/0001",
+    ]
+    assert shown[-1] == "and 998 more partitions"
+    assert shown.index("per second") < shown.index("and 998 more partitions")
+    assert (len(report.data["partitions"]), report.data["rates"]["train/0999: samples"]) == (1_000, 0.5)
