@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import os
 from pathlib import Path
+from typing import Final
 
 from tqclient.errors import InvalidArgument
 from tqclient.sizes import size_bytes
+
+DRAW: Final = "draw"
+"""Key of a command's report under which it has what writes its picture to a path."""
 
 
 def count(text: str) -> int:
@@ -60,4 +65,18 @@ def output(text: str) -> Path:
     path = Path(text)
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text!r} is no file that can be written")
+    return path
+
+
+def picture(text: str) -> Path:
+    """Checks, as early, that a file can be written and that it can be drawn: by matplotlib, in a form that it knows."""
+    path = output(text)
+    if importlib.util.find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError("needs matplotlib: pip install 'tq-dataplane[bench]'")
+    form = path.suffix.removeprefix(".").lower()
+    if form not in ("", "png"):
+        from matplotlib.backend_bases import FigureCanvasBase
+
+        if form not in (known := FigureCanvasBase.get_supported_filetypes()):
+            raise argparse.ArgumentTypeError(f"{text!r}: there are {', '.join(known)}")
     return path

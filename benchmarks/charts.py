@@ -34,7 +34,8 @@ def compare(result: Result, path: Path) -> None:
         axis.set_xscale("log")
         axis.set_xlabel("ms, median and range")
         axis.set_title(f"{workload}, {rows[0].size_bytes / 1e6:.1f} MB")
-    axes[0, 0].legend()
+    if groups:
+        axes[0, 0].legend()
     _save(pyplot, figure, path)
 
 
@@ -68,5 +69,5 @@ def _pyplot() -> Any:
 
 def _save(pyplot: Any, figure: Any, path: Path) -> None:
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110, format=path.suffix.removeprefix(".") or "png")  # else it would have another name
     pyplot.close(figure)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.arguments import count, minutes, output, seed, transport
+from benchmarks.arguments import DRAW, count, minutes, picture, seed, transport
 from benchmarks.peers import MEMCPY, OURS, PEERS, Peer
 from tqclient.limits import MIB
 
@@ -29,7 +30,7 @@ def add(commands: Any, parent: argparse.ArgumentParser, console: Console) -> Non
     sides.add_argument("--repeats", type=count, default=9, help="warm rounds (default 9)")
     sides.add_argument("--seed", type=seed, default=0)
     sides.add_argument("--scale", choices=("full", "small"), default="full", help="small is for tests (default full)")
-    sides.add_argument("--plot", type=output, metavar="FILE", help="draw it there, as a PNG")
+    sides.add_argument("--plot", type=picture, metavar="FILE", help="draw it there, as a PNG")
     sides.set_defaults(command=lambda arguments: _compare(arguments, console))
 
     others = commands.add_parser("peers", help="the environments of the peers")
@@ -46,7 +47,7 @@ def add(commands: Any, parent: argparse.ArgumentParser, console: Console) -> Non
     going.add_argument("--seed", type=seed, default=0)
     going.add_argument("--scale", choices=("full", "small"), default="full", help="small is for tests (default full)")
     going.add_argument("--transport", type=transport, default="auto", help="auto, shm, mooncake or grpc (default auto)")
-    going.add_argument("--plot", type=output, metavar="FILE", help="draw it there, as a PNG")
+    going.add_argument("--plot", type=picture, metavar="FILE", help="draw it there, as a PNG")
     going.set_defaults(command=lambda arguments: _soak(arguments, console))
 
 
@@ -75,10 +76,8 @@ def _compare(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     for failure in result.failures:
         way = f", {failure.way}" if failure.way else ""
         console.print(f"{failure.workload}: {failure.peer}{way} failed: {failure.reason}", markup=False)
-    if arguments.plot:
-        charts.compare(result, arguments.plot)
     failed = any(failure.peer in (OURS, MEMCPY) for failure in result.failures)
-    return {"peers": found, "compare": asdict(result), "failed": failed}
+    return {"peers": found, "compare": asdict(result), "failed": failed, DRAW: partial(charts.compare, result)}
 
 
 def _print_rows(result: compare.Result, console: Console) -> None:
@@ -169,9 +168,8 @@ def _soak(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
         transport=arguments.transport,
     )
     _print_verdicts(result, console)
-    if arguments.plot:
-        charts.series(result.times_s, soak.lines(result.samples), arguments.plot)
-    return {"soak": {**asdict(result), "passed": result.passed}, "failed": not result.passed}
+    draw = partial(charts.series, result.times_s, soak.lines(result.samples))
+    return {"soak": {**asdict(result), "passed": result.passed}, "failed": not result.passed, DRAW: draw}
 
 
 def _print_verdicts(result: soak.Result, console: Console) -> None:

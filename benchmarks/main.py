@@ -8,15 +8,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine
-from benchmarks.arguments import count, output, seed, size, transport
+from benchmarks.arguments import DRAW, count, output, picture, seed, size, transport
 from tqclient.errors import TQError
 from tqclient.limits import MIB
 
@@ -34,9 +37,22 @@ def main(argv: list[str] | None = None) -> int:
     except TQError as error:
         sys.stderr.write(f"tq-bench: {type(error).__name__}: {error}\n")
         return 1
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
-    return int(report.get("failed", False))
+    draw = report.pop(DRAW, None)
+    kept = [_keep(arguments.json, lambda path: path.write_text(json.dumps(report, indent=2) + "\n"))]
+    kept += [_keep(arguments.plot, draw)] if draw is not None else []
+    return int(report.get("failed", False) or not all(kept))
+
+
+def _keep(path: Path | None, write: Callable[[Path], object]) -> bool:
+    """Writes a file, if one was asked for. What it has no room for costs a line, not what else was measured."""
+    if path is None:
+        return True
+    try:
+        write(path)
+    except OSError as error:
+        sys.stderr.write(f"tq-bench: {path}: {error.strerror or error}; the figures are in the tables above\n")
+        return False
+    return True
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -102,7 +118,7 @@ def _add_scale(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=count, default=300, help="claims of each kind (default 300)")
     parser.add_argument("--waiting", type=count, default=1000, help="claims that one put wakes (default 1000)")
     parser.add_argument("--groups", type=count, default=10_000, help="of 8 that arrive shuffled (default 10000)")
-    parser.add_argument("--plot", type=output, metavar="FILE", default="scale.png", help="default scale.png")
+    parser.add_argument("--plot", type=picture, metavar="FILE", default="scale.png", help="default scale.png")
     parser.add_argument("--seed", type=seed, default=0)
     parser.add_argument("--arena", type=size, default="1GiB", help="of the storage node (default 1GiB)")
     parser.set_defaults(command=_scale)
@@ -227,7 +243,7 @@ def _transport(arguments: argparse.Namespace) -> dict[str, Any]:
         table.add_section()
     CONSOLE.print(table)
     for name, failure in result.failures.items():
-        CONSOLE.print(f"{name} failed: {failure}")
+        CONSOLE.print(f"{name} failed: {failure}", markup=False)
     for name, (before, after) in result.registrations.items():
         CONSOLE.print(f"memory registrations, {name}: {before} before the counted rounds, {after} after")
     return {"transport": asdict(result)}
@@ -283,9 +299,8 @@ def _scale(arguments: argparse.Namespace) -> dict[str, Any]:
         times = each.change
         watching.add_row(f"{each.rows:,}", f"{each.listing_ms:.1f}", f"{times.median_ms:.2f}", f"{times.p99_ms:.2f}")
     CONSOLE.print(watching)
-    plot.draw(result.claims, arguments.plot)
-    CONSOLE.print(f"cost against size: {arguments.plot}")
-    return {"scale": asdict(result)}
+    CONSOLE.print(f"cost against size: {arguments.plot}", markup=False)
+    return {"scale": asdict(result), DRAW: partial(plot.draw, result.claims)}
 
 
 def _digits(value: float) -> str:

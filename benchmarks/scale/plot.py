@@ -24,5 +24,5 @@ def draw(costs: Sequence[Cost], file: Path) -> None:
     axes.set(xscale="log", yscale="log", xlabel="samples in the partition", ylabel="claim, ms: p50, and p99 dotted")
     axes.grid(visible=True, which="both", alpha=0.2)
     figure.legend(loc="outside right upper")
-    figure.savefig(file, dpi=120)
+    figure.savefig(file, dpi=120, format=file.suffix.removeprefix(".") or "png")  # else it would have another name
     pyplot.close(figure)
