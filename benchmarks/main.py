@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from signal import SIGHUP, SIGTERM
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.table import Table
@@ -28,8 +31,30 @@ CONSOLE = Console(width=None if sys.stdout.isatty() else 120)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
+    """Runs the command line; returns the exit code. SIGTERM and SIGHUP end it as Ctrl-C does, in order."""
     arguments = _parser().parse_args(argv)
+    with _ended_in_order():
+        return _measure(arguments)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Has signals that ask for an end leave through every `finally`: daemons, arenas and directories go with them."""
+    asked = [number for number in (SIGTERM, SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]  # else: nohup
+    for number in asked:
+        signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number in asked:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _exit(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)  # as of a process that died of it
+
+
+def _measure(arguments: argparse.Namespace) -> int:
     report: dict[str, Any] = {"machine": machine.describe()}
     CONSOLE.print("  ".join(f"{key} {value}" for key, value in report["machine"].items()))
     try:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import main
+from benchmarks.machine import children_of
+from tests.harness import Supervisor, wait_until
 
 
 @pytest.mark.parametrize(
@@ -63,6 +66,21 @@ def test_growth_sets_little_beside_much(no_leaks: None, tmp_path: Path) -> None:
     for each in report["growth"]:
         assert each["factor"] == pytest.approx(each["more"]["median_ms"] / each["less"]["median_ms"])
         assert each["passed"] == (each["factor"] <= each["bound"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "command", [["start", "--repeats", "1000"], ["compare", "small", "--peers", "ours", "--repeats", "1000"]], ids=str
+)
+def test_a_signal_that_asks_for_an_end_leaves_nothing_behind(
+    no_leaks: None, supervisor: Supervisor, tmp_path: Path, command: list[str], number: signal.Signals
+) -> None:
+    program = [sys.executable, "-m", "benchmarks", *command]
+    bench = supervisor.command(program, env={"TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"})
+    wait_until(lambda: children_of(bench.pid) and any(tmp_path.glob("tq-bench-*")), what="it measures")
+    bench.signal(number)
+    assert bench.wait() == 128 + number
+    assert list(tmp_path.glob("tq-*")) == []
 
 
 def _medians(report: object) -> list[float]:
