@@ -42,7 +42,7 @@ from tqclient.wire.v1 import storage_pb2, storage_pb2_grpc
 from tqserver.config import parse_size
 
 _SHM: Final = Path("/dev/shm")
-_OWNED: Final = re.compile(r"tq-local-(\d+)-[0-9a-f]+.*")  # of our files and directories: the pid that made them
+_OWNED: Final = re.compile(r"tq-local-(\d{1,7})-[0-9a-f]+.*")  # of our files and directories: the pid that made them
 _NODE_LOCK: Final = struct.Struct("@hhqqi4x")  # struct flock
 _POLL: Final = 0.01
 _ORPHAN_DRAIN: Final = 15.0

@@ -12,7 +12,7 @@ from tests.process.storage_rig import wait_for
 from tqclient.errors import InvalidArgument, Unavailable
 from tqclient.wire.dialing import dial
 from tqclient.wire.v1 import controller_pb2, controller_pb2_grpc, storage_pb2, storage_pb2_grpc
-from tqserver.local import LocalCluster
+from tqserver.local import LocalCluster, remove_stale
 
 
 def left_behind(pid: int) -> list[str]:
@@ -135,7 +135,7 @@ def test_a_data_directory_that_cannot_be_is_called_so(tmp_path: Path, name: str)
 
 PARENT = """
 import os, signal, sys
-from tqserver.local import LocalCluster
+from tqserver.local import LocalCluster, remove_stale
 cluster = LocalCluster(arena="8MiB").start()
 if sys.argv[1] == "kills":
     cluster.storage[0].kill()
@@ -157,6 +157,17 @@ def test_nothing_survives_a_parent_that_is_killed(storage: str) -> None:
     if storage == "kills":  # the next cluster does
         LocalCluster(storage_nodes=0).start().stop()
     wait_for(lambda: left_behind(parent) == [])
+
+
+def test_what_lies_about_under_a_name_that_no_process_ever_had_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may write to the directory of temporary files."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    other = tmp_path / "tq-local-99999999999999999999-ab"
+    other.touch()
+    remove_stale()
+    assert other.exists()
 
 
 def test_daemons_do_not_inherit_settings_of_their_parent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,12 +44,9 @@ def _up(arguments: argparse.Namespace) -> NoReturn:
     if importlib.util.find_spec("tqserver") is None:
         raise InvalidArgument("the daemons are not installed here; tqserver comes with the package tq-dataplane")
     options = [
-        "--storage-nodes",
-        str(arguments.storage_nodes),
-        "--arena",
-        arguments.arena,
-        "--listen",
-        arguments.listen,
+        f"--storage-nodes={arguments.storage_nodes}",
+        f"--arena={arguments.arena}",
+        f"--listen={arguments.listen}",
     ]
-    options += ["--data-dir", arguments.data_dir] if arguments.data_dir else []
+    options += [f"--data-dir={arguments.data_dir}"] if arguments.data_dir else []
     os.execve(sys.executable, [sys.executable, "-m", "tqserver", *options], child_environment(os.environ))

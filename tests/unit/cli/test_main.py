@@ -123,3 +123,11 @@ def test_clear_asks_on_stderr_and_takes_the_end_of_input_for_a_no(
     printed = capsys.readouterr()
     assert printed.out == '{"removed": []}\n'
     assert printed.err.startswith("Remove the samples of 'train' with prefix 'a'? [y/N] ")
+
+
+def test_up_hands_on_a_directory_whose_name_begins_with_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    monkeypatch.setattr("os.execve", lambda program, argv, environ: started.extend(argv))
+    arguments = cli.parser().parse_args(["up", "--data-dir=-runs"])
+    arguments.run(arguments)
+    assert "--data-dir=-runs" in started
