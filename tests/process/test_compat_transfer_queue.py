@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -19,6 +21,18 @@ from tests.process.transfer_queue_rig import address, client, lists, name, tenso
 from tqclient.compat.transfer_queue import config, lookup
 
 __all__ = ["address", "client", "name"]
+
+LEAVES_ONE_WAITING = """
+import asyncio, sys, threading
+import tqclient.compat.transfer_queue as tq
+from tests.harness.supervisor import wait_until
+client = tq.TransferQueueClient("leaves", sys.argv[1])
+part = client.service.create_partition(sys.argv[2])
+waiting = client.async_get_meta(["x"], 1, sys.argv[2], task_name="t")
+threading.Thread(target=asyncio.run, args=[waiting], daemon=True).start()
+wait_until(lambda: client.service.describe().waiting_claims, what="a claim that waits")
+print("leaving", flush=True)
+"""
 
 
 # Keys.
@@ -449,6 +463,16 @@ def test_closing_ends_calls_that_wait(client: tq.TransferQueueClient, name: str)
     start = time.monotonic()
     asyncio.run(work())
     assert time.monotonic() - start < 10  # its own wait is 30 s
+
+
+def test_the_end_of_the_interpreter_does_not_wait_for_calls_that_wait(address: str, name: str) -> None:
+    command = [sys.executable, "-c", LEAVES_ONE_WAITING, address, name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "leaving\n"
+        start = time.monotonic()
+        assert process.wait(60) == 0
+    assert time.monotonic() - start < 15  # its own wait is 30 s
 
 
 def test_samples_outlive_the_connection(name: str) -> None:

@@ -6,13 +6,13 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from uuid import uuid4
 
 import tqclient as tq
+from tqclient import threads
 from tqclient.compat.transfer_queue.config import Settings, address_of
 from tqclient.compat.transfer_queue.errors import StorageKeyNotFoundError
 from tqclient.compat.transfer_queue.taking import Ledger, unless
@@ -21,8 +21,6 @@ from tqclient.partition import Partition
 
 ATTEMPTS: Final = 65_535
 """Deliveries of a sample: ranks that ask for one batch at once give back what they claimed in vain."""
-THREADS: Final = 256
-"""Calls of the async interface that wait at once."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,7 +57,6 @@ class Connection:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._parts: dict[str, tuple[Partition, Ledger]] = {}
-        self._threads: ThreadPoolExecutor | None = None
         self._group_lock = threading.Lock()
         self._grouped: dict[int, int] = {}
         self._label = uuid4().hex
@@ -73,24 +70,14 @@ class Connection:
         """Ends the connection; samples stay. Repeatable; without effect after a fork."""
         if self.forked:
             return
-        with self._lock:
-            threads, self._threads = self._threads, None
-        if threads is not None:
-            threads.shutdown(wait=False)
         self.settings.release()
         self.service.close()
-        if threads is not None:
-            threads.shutdown()
 
     async def in_thread(self, call: Callable[[], T]) -> T:
         """Runs a blocking call beside the event loop. Where it waits for a batch and is cancelled, it takes none."""
-        with self._lock:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tq-transfer-queue")
-            threads = self._threads
         given_up = threading.Event()
         try:
-            return await asyncio.get_running_loop().run_in_executor(threads, unless, given_up, call)
+            return await threads.begin(partial(unless, given_up, call))
         except asyncio.CancelledError:
             given_up.set()
             raise
