@@ -107,12 +107,13 @@ class _Hand:
         while on and (wanted := self.work.get()) is not None:
             what, answer = wanted
             try:
-                outcome: tuple[BaseException | None, Any] = None, what()
+                outcome: list[tuple[BaseException | None, Any]] = [(None, what())]
             except BaseException as error:  # raised where it is waited for
-                outcome = error, None
+                outcome = [(error, None)]
+            del wanted, what  # whoever gets the answer counts on what it passed and got being its own
             on = self._done(self)
-            answer.put(outcome)
-            del wanted, what, answer, outcome
+            answer.put(outcome.pop())
+            del answer
 
     def join(self) -> None:
         """Waits for its end."""

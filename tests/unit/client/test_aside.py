@@ -5,9 +5,12 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -27,15 +30,18 @@ class Interrupted(BaseException):
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Has SIGUSR1 raise `Interrupted` in the main thread."""
+def interruptible() -> Iterator[threading.Event]:
+    """Has SIGUSR1 raise `Interrupted` in the main thread, which sets what is yielded, unless that is set."""
+    heard = threading.Event()
 
     def interrupt(*_: Any) -> None:
-        raise Interrupted
+        if not heard.is_set():
+            heard.set()
+            raise Interrupted
 
     before = signal.signal(signal.SIGUSR1, interrupt)
     try:
-        yield
+        yield heard
     finally:
         signal.signal(signal.SIGUSR1, before)
 
@@ -92,8 +98,9 @@ def test_a_channel_serves_others_after_every_interrupt(no_leaks: None, address: 
     }
     calls[kind]()
     epochs: list[int] = []
-    with interruptible():
+    with interruptible() as heard:
         for turn in range(INTERRUPTS):
+            heard.clear()
             timer = threading.Timer(0.0005 + turn % 16 * 0.0001, strike)
             with pytest.raises(Interrupted):  # noqa: PT012
                 timer.start()
@@ -112,8 +119,15 @@ def test_a_channel_serves_others_after_every_interrupt(no_leaks: None, address: 
 
 def test_what_is_interrupted_goes_on(no_leaks: None) -> None:
     aside, go_on, ended = Aside(), threading.Event(), threading.Event()
-    with interruptible(), pytest.raises(Interrupted):
-        aside.run(lambda: (strike(), go_on.wait(10), ended.set()))
+
+    def insist() -> None:
+        while not heard.wait(0.05):  # a signal just before the main thread begins to wait does not wake it
+            strike()
+        go_on.wait(60)
+        ended.set()
+
+    with interruptible() as heard, pytest.raises(Interrupted):
+        aside.run(insist)
     assert not ended.is_set()
     assert aside.run(lambda: 7) == 7  # by another thread
     go_on.set()
@@ -121,6 +135,42 @@ def test_what_is_interrupted_goes_on(no_leaks: None) -> None:
     aside.close()
     assert aside.run(lambda: 8) == 8  # and who comes late
     wait_until(lambda: all(thread.name != "tq-aside" for thread in threading.enumerate()), what="its threads end")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_of_a_call_is_held_once_it_has_returned(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """The buffers of a call counted as in use until its thread, which had answered, came to run again."""
+
+    class Held:
+        pass
+
+    class SlowQueue:
+        """Holds the thread up that puts an answer into it."""
+
+        def __init__(self) -> None:
+            self._queue: SimpleQueue[Any] = SimpleQueue()
+            self.get = self._queue.get
+
+        def put(self, item: Any) -> None:
+            self._queue.put(item)
+            del item
+            if threading.current_thread() is not threading.main_thread():
+                goes_on.wait(60)
+
+    def call(argument: Held) -> Held:
+        if fails:
+            raise ZeroDivisionError
+        return Held()
+
+    monkeypatch.setattr("tqclient.aside.SimpleQueue", SlowQueue)
+    aside, goes_on, argument = Aside(), threading.Event(), Held()
+    held = [weakref.ref(argument)]
+    with suppress(ZeroDivisionError):
+        held.append(weakref.ref(aside.run(partial(call, argument))))
+    del argument
+    assert [each() for each in held] == [None] * (1 if fails else 2)
+    goes_on.set()
+    aside.close()
 
 
 def test_results_errors_and_who_runs_it(aside: Aside) -> None:
