@@ -71,7 +71,8 @@ class Holdings:
         if new_files:
             used = _inodes_in_use()
             leaks += [f"file {SHM}/{name}" for name in sorted(new_files) if _inode(SHM / name) not in used]
-        return leaks
+        # A file may have any name; one that cannot be encoded would end the run of all tests, by no name of a test.
+        return [leak.encode(errors="backslashreplace").decode() for leak in leaks]
 
 
 @contextmanager

@@ -35,6 +35,12 @@ def test_a_file_that_nobody_uses_is_found(file: Path, monkeypatch: pytest.Monkey
         file.write_bytes(b"bytes")
 
 
+def test_a_file_whose_name_is_no_text_is_found_by_what_can_be_printed(file: Path) -> None:
+    odd = file.with_suffix(".\udcff")
+    odd.touch()
+    assert f"file {file}.\\udcff" in found()
+
+
 def test_a_file_that_is_open_or_mapped_somewhere_is_left_to_whoever_uses_it(file: Path) -> None:
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT)
     os.ftruncate(descriptor, mmap.PAGESIZE)
