@@ -15,7 +15,7 @@ from tqclient.codec import Column, Gathered, Layout, Part, gather, read_column, 
 from tqclient.codec.clips import Clip, join_clips
 from tqclient.codec.layout import is_everything
 from tqclient.codec.parallel import Later
-from tqclient.errors import CorruptBlock, InvalidArgument, LeaseExpired, Unavailable
+from tqclient.errors import CorruptBlock, InternalError, InvalidArgument, LeaseExpired, Unavailable
 from tqclient.info import PartitionRef
 from tqclient.operations import damage
 from tqclient.operations.bring import bring
@@ -218,11 +218,14 @@ def _layouts(
             sent[block_id] = block.directory
         else:
             missing.append(block_id)
-    if missing:
+    while missing:  # a reply has as many as it has room for
         request = pb.GetDirectoriesRequest(session=session.session, block_ids=pack_array(missing, U64))
         reply = yield from call(CONTROLLER, "GetDirectories", request, deadline, state.rng)
-        directories = unpack_blobs(reply.directories, what="directories", rows=len(missing))
-        sent.update(zip(missing, directories, strict=True))
+        directories = unpack_blobs(reply.directories, what="directories")
+        if not 0 < len(directories) <= len(missing):
+            raise InternalError(f"the controller sent {len(directories)} directories of {len(missing)} blocks")
+        sent.update(zip(missing, directories, strict=False))
+        missing = missing[len(directories) :]
     for (block_id, directory), layout in zip(sent.items(), Layout.parse_many(list(sent.values())), strict=True):
         layouts[block_id] = _parsed(ref, rows, block_id, directory) if layout is None else layout
         state.directories.put(block_id, layouts[block_id], len(directory))

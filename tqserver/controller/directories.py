@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import Final
 
 from tqclient import limits
-from tqclient.errors import InvalidArgument, LeaseExpired, SampleNotFound
+from tqclient.errors import LeaseExpired, SampleNotFound
 from tqclient.wire.packing import U64, pack_blobs, unpack_array
 from tqclient.wire.v1 import common_pb2
 from tqserver.controller.core import Core
@@ -16,6 +16,9 @@ SENT_PER_SESSION_MAX: Final = 16_384
 """Blocks that a session is known to have been sent; a client should cache about as many."""
 ROWS_REPLY_BYTES_MAX: Final = limits.MESSAGE_BYTES_MAX - limits.MIB
 """Directories that would make a reply larger are left out: the client asks for them."""
+
+DIRECTORIES_PER_REPLY_MAX: Final = limits.ROWS_PER_CLAIM_MAX
+"""Of one GetDirectories; the client asks again for the rest. So many are looked up in a twentieth of a second."""
 
 
 class Directories:
@@ -57,9 +60,7 @@ class Directories:
             if len(record.directory) <= room:
                 block.directory = record.directory
                 room -= len(record.directory)
-                sent[block_id] = None
-                if len(sent) > SENT_PER_SESSION_MAX:
-                    sent.popitem(last=False)
+                self._note(sent, block_id)
 
     def _sent_to(self, session: int) -> OrderedDict[int, None]:
         """Returns the blocks that a session was sent."""
@@ -79,15 +80,15 @@ class Directories:
                 sent[block_id] = None
 
     def get(self, session: int, block_ids: bytes) -> common_pb2.Packed:
-        """Returns directories in the order asked for.
+        """Returns directories in the order asked for: as many, from the first on, as one reply has room and time for.
 
         Raises:
             SampleNotFound: a block is gone.
-            InvalidArgument: they do not fit one reply.
         """
-        found = []
+        sent = self._sent_to(session)
+        found: list[bytes] = []
         room = ROWS_REPLY_BYTES_MAX
-        for block_id in unpack_array(block_ids, U64, what="block_ids").tolist():
+        for block_id in unpack_array(block_ids, U64, what="block_ids")[:DIRECTORIES_PER_REPLY_MAX].tolist():
             record = self._core.block(block_id)
             if record is None:
                 raise SampleNotFound(
@@ -95,13 +96,16 @@ class Directories:
                 )
             room -= len(record.directory)
             if room < 0:
-                raise InvalidArgument(
-                    f"block_ids: the directories exceed the {ROWS_REPLY_BYTES_MAX} bytes of one reply; ask for fewer"
-                )
+                break
             found.append(record.directory)
-            if session in self._sent:
-                self._sent[session][block_id] = None
+            self._note(sent, block_id)
         return pack_blobs(found)
+
+    @staticmethod
+    def _note(sent: OrderedDict[int, None], block_id: int) -> None:
+        sent[block_id] = None
+        if len(sent) > SENT_PER_SESSION_MAX:
+            sent.popitem(last=False)
 
     def session_ended(self, session: int) -> None:
         """Forgets a session."""

@@ -180,6 +180,7 @@ class FakeService:
         self.consumed: list[int] = []
         self.ranks: dict[tuple[int, int], int] = {}
         self.sent_directories: set[int] = set()
+        self.directories_per_reply = 1_000
         self.pins: set[int] = set()
         self.epoch = 1
         self.topology_version = 0
@@ -384,7 +385,7 @@ class FakeService:
         return rows
 
     def on_get_directories(self, request: pb.GetDirectoriesRequest) -> pb.GetDirectoriesReply:
-        ids = unpack_array(request.block_ids, U64, what="ids").tolist()
+        ids = unpack_array(request.block_ids, U64, what="ids").tolist()[: self.directories_per_reply]
         return pb.GetDirectoriesReply(directories=pack_blobs(self.blocks[each].directory for each in ids))
 
     def on_claim(self, request: pb.ClaimRequest) -> pb.ClaimReply:

@@ -87,6 +87,18 @@ def test_a_directory_that_was_sent_before_is_remembered_or_asked_for(filled: Fak
     assert filled.count("GetDirectories") == 1
 
 
+def test_directories_that_a_reply_has_no_room_for_are_asked_for_again(filled: FakeService, ref: PartitionRef) -> None:
+    do_get(filled, ref, [1, 2, 3, 4])
+    filled.state.directories.__init__()  # type: ignore[misc]
+    filled.directories_per_reply = 1
+    assert do_get(filled, ref, [1, 2, 3, 4]).columns["name"].list() == ["a", "b", "c", "a"]
+    assert filled.count("GetDirectories") == 2  # blocks
+    filled.state.directories.__init__()  # type: ignore[misc]
+    filled.directories_per_reply = 0
+    with pytest.raises(InternalError, match="sent 0 directories of 2 blocks"):
+        do_get(filled, ref, [1, 2, 3, 4])
+
+
 @pytest.mark.parametrize("copy", [True, False])
 def test_jagged_tensors_of_equal_lengths_can_be_computed_with(
     service: FakeService, ref: PartitionRef, copy: bool

@@ -315,7 +315,8 @@ class ControllerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetDirectories(self, request, context):
-        """Directories of blocks that this session has pinned or claimed. For a client whose cache dropped one.
+        """Directories of blocks that this session has pinned or claimed. For a client whose cache dropped one, or whose reply had
+        no room for them; it may be told fewer than it asked for, and asks again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
