@@ -15,6 +15,7 @@ checked: as after a one-sided read, the reader verifies checksums.
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import time
@@ -99,17 +100,26 @@ def advance(buffers: list[memoryview], index: int, count: int) -> int:
     return index
 
 
-def bound(connection: socket.socket, deadline: float | None) -> None:
-    """Bounds each further call on a blocking socket: it fails with BlockingIOError, or ends early, at the deadline.
+def bound(connection: socket.socket, deadline: float | None, event: int) -> None:
+    """Bounds the next call on a blocking socket: it fails with BlockingIOError, or ends early, at the deadline.
 
     The kernel keeps the time. With Python's time-out, a call would end whenever the socket's buffer is full or empty,
-    and each further one pass all the buffers again.
+    and each further one pass all the buffers again. A signal ends a call early that has moved something. One that has
+    not Python repeats, with all of its time anew: so it begins only once there is something to be moved.
+
+    Args:
+        connection: the socket.
+        deadline: in monotonic seconds; None: none.
+        event: what the call waits for: POLLIN or POLLOUT.
 
     Raises:
-        TimeoutError: it has passed, in monotonic seconds.
+        TimeoutError: it has passed.
     """
     left = 0.0  # for ever
     if deadline is not None:
+        ready = select.poll()
+        ready.register(connection, event)
+        ready.poll(max(0.0, deadline - time.monotonic()) * 1000)
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import secrets
+import select
 import socket
 import sys
 import threading
@@ -127,7 +128,7 @@ class GatherServer:
         data = bytearray(length)
         rest = memoryview(data)
         while rest:
-            wire.bound(connection, deadline)
+            wire.bound(connection, deadline, select.POLLIN)
             count = connection.recv_into(rest)
             if count == 0:
                 raise ConnectionError("the peer is gone")
@@ -138,7 +139,7 @@ class GatherServer:
     def _send(connection: socket.socket, buffers: list[memoryview], deadline: float) -> None:
         index = 0
         while index < len(buffers):
-            wire.bound(connection, deadline)
+            wire.bound(connection, deadline, select.POLLOUT)
             sent = connection.sendmsg(buffers[index : index + wire.BUFFERS_MAX])
             index = wire.advance(buffers, index, sent)
 

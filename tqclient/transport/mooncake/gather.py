@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 import time
@@ -168,7 +169,7 @@ def targets_of(buffer: NDArray[np.uint8], positions: NDArray[np.int64], lengths:
 def _send(connection: socket.socket, data: bytes, deadline: float | None) -> None:
     rest = memoryview(data)
     while rest:
-        wire.bound(connection, deadline)
+        wire.bound(connection, deadline, select.POLLOUT)
         rest = rest[connection.send(rest) :]
 
 
@@ -177,7 +178,7 @@ def _receive(
 ) -> int:
     """Fills `length` bytes of the targets from `index` on; returns the first that has room left."""
     while length:
-        wire.bound(connection, deadline)
+        wire.bound(connection, deadline, select.POLLIN)
         into, room = [], length
         for target in targets[index : index + wire.BUFFERS_MAX]:
             into.append(target[:room])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import struct
 import time
@@ -198,6 +199,28 @@ def test_slow_and_silent_peers_are_cut_off_and_hold_nobody_up() -> None:
             dribble(slow[2], wanted)
         assert slow[0].recv(1) == b""
         assert fetch(port, [(600, 700)]) == MAPPING[600:700].tobytes()  # its kept connection was cut off, too
+
+
+def test_signals_do_not_prolong_the_wait_for_a_silent_server() -> None:
+    """A profiler's, for one: after each of them, Python repeats the call that it met."""
+    deadline = time.monotonic() + 20
+
+    def tick(*_: object) -> None:
+        if time.monotonic() > deadline:
+            raise AssertionError("it waits still")
+
+    with closing(listen("127.0.0.1", PORTS)) as silent:
+        former = signal.signal(signal.SIGALRM, tick)
+        signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+        try:
+            with (
+                closing(GatherPort(f"127.0.0.1:{silent.getsockname()[1]}", 1, "node 1")) as port,
+                pytest.raises(Unavailable, match=r"did not gather within 0\.5 s"),
+            ):
+                fetch(port, [(DATA_OFFSET, DATA_OFFSET + 10)], 0.5)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, former)
 
 
 def test_a_full_server_refuses_and_has_room_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
