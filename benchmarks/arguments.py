@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from benchmarks.figures import form_of
 from tqclient.errors import InvalidArgument
 from tqclient.sizes import size_bytes
 
@@ -73,8 +74,8 @@ def picture(text: str) -> Path:
     path = output(text)
     if importlib.util.find_spec("matplotlib") is None:
         raise argparse.ArgumentTypeError("needs matplotlib: pip install 'tq-dataplane[bench]'")
-    form = path.suffix.removeprefix(".").lower()
-    if form not in ("", "png"):
+    form = form_of(path)
+    if form != "png":
         from matplotlib.backend_bases import FigureCanvasBase
 
         if form not in (known := FigureCanvasBase.get_supported_filetypes()):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.compare import OPERATIONS, Result
+from benchmarks.figures import load_pyplot, save
 
 
 def compare(result: Result, path: Path) -> None:
@@ -17,9 +18,8 @@ def compare(result: Result, path: Path) -> None:
         result: of the run.
         path: of the PNG.
     """
-    pyplot = _pyplot()
     groups = [(name, list(rows)) for name, rows in groupby(result.rows, key=lambda row: row.workload)]
-    figure, axes = pyplot.subplots(len(groups) or 1, 1, figsize=(9, 1 + 4 * (len(groups) or 1)), squeeze=False)
+    figure, axes = load_pyplot().subplots(len(groups) or 1, 1, figsize=(9, 1 + 4 * (len(groups) or 1)), squeeze=False)
     for (workload, rows), axis in zip(groups, axes[:, 0], strict=False):
         ways = list(dict.fromkeys((row.peer, row.way) for row in rows))
         for index, operation in enumerate(OPERATIONS):
@@ -36,7 +36,7 @@ def compare(result: Result, path: Path) -> None:
         axis.set_title(f"{workload}, {rows[0].size_bytes / 1e6:.1f} MB")
     if groups:
         axes[0, 0].legend()
-    _save(pyplot, figure, path)
+    _save(figure, path)
 
 
 def series(times_s: Sequence[float], lines: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
@@ -47,27 +47,16 @@ def series(times_s: Sequence[float], lines: Mapping[str, Mapping[str, Sequence[f
         lines: quantity → name of the line → one value for each time.
         path: of the PNG.
     """
-    pyplot = _pyplot()
-    figure, axes = pyplot.subplots(len(lines), 1, figsize=(9, 2.5 * len(lines)), sharex=True, squeeze=False)
+    figure, axes = load_pyplot().subplots(len(lines), 1, figsize=(9, 2.5 * len(lines)), sharex=True, squeeze=False)
     for (quantity, named), axis in zip(lines.items(), axes[:, 0], strict=True):
         for name, values in named.items():
             axis.plot(times_s, values, label=name)
         axis.set_ylabel(quantity)
         axis.legend(fontsize=7)
     axes[-1, 0].set_xlabel("seconds")
-    _save(pyplot, figure, path)
+    _save(figure, path)
 
 
-def _pyplot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
-def _save(pyplot: Any, figure: Any, path: Path) -> None:
+def _save(figure: Any, path: Path) -> None:
     figure.tight_layout()
-    figure.savefig(path, dpi=110, format=path.suffix.removeprefix(".") or "png")  # else it would have another name
-    pyplot.close(figure)
+    save(figure, path, dpi=110)

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib as mpl
-
+from benchmarks.figures import load_pyplot, save
 from benchmarks.scale.claims import Cost
 
 
 def draw(costs: Sequence[Cost], file: Path) -> None:
     """Writes cost against size, both on logarithmic axes: the medians drawn through, the 99th percentiles broken."""
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    figure, axes = load_pyplot().subplots(figsize=(8, 5), layout="constrained")
     for sampler in dict.fromkeys(cost.sampler for cost in costs):
         mine = [cost for cost in costs if cost.sampler == sampler]
         rows = [cost.rows for cost in mine]
@@ -24,5 +20,4 @@ def draw(costs: Sequence[Cost], file: Path) -> None:
     axes.set(xscale="log", yscale="log", xlabel="samples in the partition", ylabel="claim, ms: p50, and p99 dotted")
     axes.grid(visible=True, which="both", alpha=0.2)
     figure.legend(loc="outside right upper")
-    figure.savefig(file, dpi=120, format=file.suffix.removeprefix(".") or "png")  # else it would have another name
-    pyplot.close(figure)
+    save(figure, file, dpi=120)
