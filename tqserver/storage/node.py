@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,19 +23,17 @@ from tqserver.waiting import within
 _log = logs.get("storage.node")
 
 
-def _extents(rows: NDArray[np.uint64]) -> Iterator[Extent]:
+def _parts(rows: NDArray[np.uint64]) -> Iterator[list[Extent]]:
     for start in range(0, len(rows), limits.EXTENTS_PER_STEP):
-        for row in rows[start : start + limits.EXTENTS_PER_STEP].tolist():
-            yield Extent(*row)
+        yield [Extent(*row) for row in rows[start : start + limits.EXTENTS_PER_STEP].tolist()]
 
 
 async def _by_turns(data: bytes) -> AsyncIterator[list[Extent]]:
     """Yields some extents of an order at a time, and lets others go on in between."""
-    rows: NDArray[np.uint64] = unpack_array(data, U64, what="extents", columns=4)
-    for start in range(0, len(rows), limits.EXTENTS_PER_STEP):
-        if start:
+    for number, part in enumerate(_parts(unpack_array(data, U64, what="extents", columns=4))):
+        if number:
             await asyncio.sleep(0)
-        yield list(_extents(rows[start : start + limits.EXTENTS_PER_STEP]))
+        yield part
 
 
 async def _finished(steps: Generator[None, None, Outcome]) -> Outcome:
@@ -147,7 +146,9 @@ class Node:
         if self._freeing is not None:
             self._freeing.cancel()  # what it was to free is freed now, or is kept for longer
             self._freeing = None
-        steps = sync(self._allocator, _extents(rows), sessions, committed, now=self._now(), keep=keep)
+        steps = sync(
+            self._allocator, chain.from_iterable(_parts(rows)), sessions, committed, now=self._now(), keep=keep
+        )
         outcome = await _finished(steps)
         if keep:
             loop = asyncio.get_running_loop()

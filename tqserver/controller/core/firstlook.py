@@ -22,6 +22,9 @@ def steps(state: State, request: pb.ClaimRequest | pb.ClearRequest) -> Iterator[
     Yields:
         After some milliseconds each.
     """
+    found = state.partitions.get(request.partition_id)
+    if found is None or not found.samples.tagged:
+        return
     if isinstance(request, pb.ClaimRequest):
         sampler, params = sampler_of(request)
         where, numbers = request.where, sampler.ranked_by(params)
@@ -30,8 +33,7 @@ def steps(state: State, request: pb.ClaimRequest | pb.ClearRequest) -> Iterator[
     if not where and numbers is None:
         return
     values = tags.TagFilter(where, False).plain
-    found = state.partitions.get(request.partition_id)
-    for _ in range(0, 0 if found is None else found.samples.size, tags.CHUNK_ROWS):
+    for _ in range(0, found.samples.size, tags.CHUNK_ROWS):
         found = state.partitions.get(request.partition_id)
         if found is None or not found.samples.prepare(values, numbers):
             return
