@@ -139,29 +139,29 @@ def test_permits_producers_watches_and_the_client(part: tq.Partition, client: tq
     changes.close()
 
 
-def test_an_asyncio_client(cluster: LocalCluster) -> None:
+def test_an_asyncio_client(cluster: LocalCluster, client: tq.Client) -> None:
     async def run() -> None:
-        async with tq.aio.connect(cluster.address, timeout=20) as client:
-            part = await client.create_partition("aio-forked")
+        async with tq.aio.connect(cluster.address, timeout=20) as own:
+            part = await own.create_partition("aio-forked")
             await part.put({"x": torch.arange(4)})
             batch = await part.consumer("c").claim(2)
             permit = await part.permit(1)
             waiting = asyncio.ensure_future(part.consumer("c", where={"never": 1}).claim(1, timeout=3))
-            await asyncio.sleep(0.2)
+            await asyncio.to_thread(wait_until, lambda: client.describe().waiting_claims == 1, what="the claim waits")
 
             def leave() -> None:  # by hand: the loop's descriptors are the parent's
                 for each in (permit.close(), permit.__aexit__(None, None, None), batch.__aexit__(None, None, None)):
                     with pytest.raises(StopIteration):
                         each.send(None)
                 with pytest.raises(StopIteration):
-                    client.close().send(None)
+                    own.close().send(None)
 
             in_child(leave)
             with pytest.raises(tq.ClaimTimeout):
                 await waiting
             await batch.ack()
             await permit.close()
-            await client.delete_partition("aio-forked")
+            await own.delete_partition("aio-forked")
 
     asyncio.run(run())
 
