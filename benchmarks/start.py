@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,10 +30,14 @@ def run(*, repeats: int, arena: str) -> dict[str, Spread]:
         Daemon → times from the start of its process to its serving line.
     """
     times: dict[str, list[float]] = {daemon: [] for daemon in DAEMONS}
-    for _ in range(repeats):
-        for daemon in DAEMONS:
-            with tempfile.TemporaryDirectory(prefix="tq-bench-") as directory:
-                times[daemon].append(_time(daemon, Path(directory), arena))
+    # One for all: a signal that came while one for each start was made, or removed, would leave it behind.
+    with tempfile.TemporaryDirectory(prefix="tq-bench-") as scratch:
+        for number in range(repeats):
+            for daemon in DAEMONS:
+                directory = Path(scratch) / f"{Path(scratch).name}-{number}"
+                directory.mkdir()
+                times[daemon].append(_time(daemon, directory, arena))
+                shutil.rmtree(directory)
     return {daemon: Spread.of(values) for daemon, values in times.items()}
 
 
