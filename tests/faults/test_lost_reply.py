@@ -55,7 +55,7 @@ def test_the_same_request_gets_the_claim_whose_reply_was_lost(proxied: tuple[Fau
     request = through.claim_request(part, 2)
     _send_in_vain(proxy, through, "Claim", request)
     assert beside.counts(part)["leased"] == 2  # it was granted
-    claim = through.call("Claim", request)
+    claim = through.call_again("Claim", request)
     assert ids_of(claim.rows.ids) == ids[:2]
     assert ids_of(beside.claim(part, 1).rows.ids) == ids[2:]
     assert beside.call("DescribeCluster", pb.DescribeClusterRequest()).claims == 2
@@ -77,7 +77,7 @@ def test_a_claim_that_nobody_asks_for_again_is_delivered_again_at_its_lease(
     assert ids_of(again.rows.ids) == ids
     assert np.frombuffer(again.rows.attempts, "<u4").tolist() == [2, 2]
     # Whoever asks at last is given the recorded claim, and can do no harm with it.
-    late = through.call("Claim", request)
+    late = through.call_again("Claim", request)
     assert late.claim_id != again.claim_id
     with pytest.raises(errors.LeaseExpired):
         through.settle(late.claim_id)

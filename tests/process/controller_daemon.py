@@ -7,6 +7,7 @@ import json
 import queue
 import secrets
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import numpy as np
 import pytest
 
 from tests.harness import Child, Supervisor
+from tests.harness.supervisor import PATIENCE_SECONDS
+from tqclient import errors
 from tqclient.schema import Form
 from tqclient.wire.dialing import dial
 from tqclient.wire.packing import pack_strings
@@ -94,6 +97,16 @@ class Client:
         return common.Mutation(
             client_id=self.client_id, request=self.requests, settled_below=settled_below, session=self.session
         )
+
+    def call_again(self, method: str, request: Any) -> Any:
+        """Calls as often as it takes to be answered: the end of the connection before may not be noticed yet."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                return self.call(method, request)
+            except errors.Unavailable:
+                if time.monotonic() >= end:
+                    raise
 
     def call(self, method: str, request: Any, *, timeout: float = 20) -> Any:
         """Calls; raises the TQError that came back."""
